@@ -312,7 +312,7 @@ class Instance:
         """Returns the row table of this name. Raises `TableNotFound` and `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
-            why = f"table {name!r} is no row table: its rows have no ids and versions"
+            why = f"table {name!r} is not a row table: its rows have no ids and versions"
             raise NotARowTable(why, table=name)
         return self._row_table(found)
 

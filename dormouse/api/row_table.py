@@ -280,7 +280,9 @@ class RowTable(Container):
         columns, row = self._row(row_id, version)
         found = column_named(columns, column)
         if found.type != "FILE":
-            raise InvalidColumn(f"column {column!r} is a {found.type}, and has no files")
+            raise InvalidColumn(
+                f"column {column!r} is of type {found.type}: only columns of type FILE have files"
+            )
         return self.files.of_cell(row[found.name], f"column {column!r} of row {row_id}")
 
     def save_file(

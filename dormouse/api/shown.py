@@ -61,7 +61,7 @@ def numbers(instance: Any) -> Iterator[Number]:
         for state, count in one.ended.items():
             yield Number("jobs_ended", what, count, {**of, "state": state})
     if Placements(instance._supplier).all():  # without indexes, do not connect to their database
-        what = "Versions of a row table that its index lacks; +Inf: the index cannot be asked."
+        what = "Versions of a row table that its index lacks; +Inf: the index does not answer."
         for table, behind in instance.row_indexes.indexing.lags():
             yield Number("row_index_versions_behind", what, behind, {"table": table})
 

@@ -147,7 +147,7 @@ class Aws:
             answer = client.invoke(FunctionName=function, Payload=payload)
             said = json.loads(answer["Payload"].read())
         if "FunctionError" in answer:
-            why = said.get("errorMessage", "it does not say why")
+            why = said.get("errorMessage", "it gave no reason")
             raise InstanceError(f"the lambda {function} failed: {why}")
         return said
 
@@ -240,7 +240,8 @@ def _clear(service: str, operation: str) -> Iterator[None]:
         raise _problem(error, service) from error
     except ResponseParserError as error:
         raise InstanceError(
-            f"what answers for {service} is not AWS: check the network, its proxy, and AWS_ENDPOINT_URL"
+            f"the answer for {service} did not come from AWS: check the network, its proxy, and "
+            f"AWS_ENDPOINT_URL"
         ) from error
 
 
@@ -254,9 +255,12 @@ def _refusal(error: Any, wanted: str) -> InstanceError:
         found = re.search(r"perform: (\S+:\w+)(?: on resource: (\S+))?", said)
         what = found[1] if found else wanted
         on = f" on {found[2]}" if found and found[2] else ""
-        return AwsRefused(code, f"the AWS credentials have no right to {what}{on}: ask for it, or use others")
+        return AwsRefused(
+            code,
+            f"the AWS credentials have no right to {what}{on}: ask for it, or use other credentials",
+        )
     if code in _THROTTLED:
-        return AwsRefused(code, f"AWS has too many requests to answer {wanted}: try again in a minute")
+        return AwsRefused(code, f"AWS limits the rate of {wanted}: try again in a minute")
     return AwsRefused(code, f"AWS refuses {wanted}: {said or code}")
 
 
@@ -272,7 +276,10 @@ _PROBLEMS: dict[str, tuple[type[InstanceError | InvalidInput], str]] = {
         InstanceError,
         "AWS cannot be reached, check the region and the network: {}",
     ),
-    ".*(Credential|Token|SSO|Login).*": (InstanceError, "AWS gives no credentials, log in again: {}"),
+    ".*(Credential|Token|SSO|Login).*": (
+        InstanceError,
+        "no AWS credentials could be obtained, log in again: {}",
+    ),
 }
 """The message for an error of botocore, by its class; the first that matches."""
 

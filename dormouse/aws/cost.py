@@ -102,7 +102,8 @@ def prices_of(region: str) -> Prices:
     content = _content()
     if region not in content["regions"]:
         raise InvalidInput(
-            f"there are no prices of the region {region}: they are known of {', '.join(known_regions())}; "
+            f"the prices of the region {region} are not known. They are known for "
+            f"{', '.join(known_regions())}; "
             "name one of these with --region for an estimate"
         )
     families = {name: content[name] for name in ("aurora_large_hour", "ec2_xlarge_hour")}
@@ -124,17 +125,21 @@ class Assumptions:
 
     requests_million: Annotated[float, "Commit requests a month, in millions."] = 1.0
     data_gb: Annotated[float, "GB of data in the object store."] = 1_000.0
-    rewritten: Annotated[float, "How often a month the data is replaced, as by compactions."] = 1.0
+    rewritten: Annotated[
+        float, "How many times a month all data is replaced, for example by compactions."
+    ] = 1.0
     payload_gb: Annotated[float, "GB of payloads in the object store."] = 0.0
     database_gb: Annotated[float, "GB in the database."] = 20.0
     row_index_gb: Annotated[float, "GB of indexes of row tables, where these have clusters of their own."] = (
         10.0
     )
-    io_per_request: Annotated[float, "Storage I/O of the database a request."] = 20.0
-    load: Annotated[float, "How much of min_acu to max_acu is taken, 0 to 1."] = 0.25
-    awake: Annotated[float, "For how much of the month a database that pauses itself wakes, 0 to 1."] = 0.25
+    io_per_request: Annotated[float, "Storage I/Os of the database per commit request."] = 20.0
+    load: Annotated[float, "The share of the range from min_acu to max_acu that is used, 0 to 1."] = 0.25
+    awake: Annotated[
+        float, "The share of the month in which a database that pauses itself is awake, 0 to 1."
+    ] = 0.25
     run_hours: Annotated[float, "Hours of Spark runs a month."] = 60.0
-    run_share: Annotated[float, "How much of its limit a run takes, 0 to 1."] = 0.5
+    run_share: Annotated[float, "The share of its limit that a run uses, 0 to 1."] = 0.5
     log_gb: Annotated[float, "GB of logs a month."] = 5.0
 
     def __post_init__(self) -> None:

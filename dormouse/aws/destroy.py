@@ -242,9 +242,9 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
         raise InvalidInput(_how_to_unprotect(settings.id, why))
     if kept := [one["DBClusterIdentifier"] for one in replaced if one.get("DeletionProtection")]:
         raise InvalidInput(
-            f"{settings.id} is not destroyed: the database cluster {', '.join(kept)}, which a restore has "
-            "replaced, is protected, and keeps the network: delete it, or take its protection off, then "
-            "destroy it again"
+            f"{settings.id} was not destroyed: the database cluster {', '.join(kept)}, which a restore has "
+            f"replaced, is protected from deletion and uses the network. Delete it or remove its "
+            f"protection, then destroy the instance again"
         )
     clusters += tuple(one["DBClusterIdentifier"] for one in replaced)
     buckets = (Bucket(name, _count(aws, name)) for name in physical_ids(found, "AWS::S3::Bucket"))
@@ -357,6 +357,6 @@ def _stack_resources(aws: Aws, stack: str) -> list[dict[str, Any]]:
 
 def _how_to_unprotect(instance_id: str, why: str) -> str:
     return (
-        f"{instance_id} is not destroyed: {why}. Set protected = false in its file, run cdk deploy --all, "
+        f"{instance_id} was not destroyed: {why}. Set protected = false in its file, run cdk deploy --all, "
         "then destroy it again"
     )

@@ -92,14 +92,17 @@ def examine(
         aws = Aws(session)
         account, here = aws.account, aws.region
     except DormouseError as error:
-        mend = "do so, and run this again, to check the account too"
+        mend = "fix this, then run this command again to check the account too"
         return [*checks, Check("credentials", "wrong", str(error), mend)]
     checks.append(Check("credentials", "ok", f"account {account}, {here}"))
     if settings.account and (settings.account, settings.region) != (account, here):
         wanted = f"the settings are for account {settings.account}, {settings.region}"
         return [*checks, Check("account", "wrong", wanted, "use the --profile and --region of that account")]
     if trouble := no_certificates(here):
-        return [*checks, Check("certificates", "wrong", trouble, "choose a region that has them, or do so")]
+        return [
+            *checks,
+            Check("certificates", "wrong", trouble, "append the certificates, or choose another region"),
+        ]
     return [*checks, *_Account(settings, aws).checks()]
 
 
@@ -112,10 +115,10 @@ class _Account:
             try:
                 yield from look()
             except AwsRefused as refused:
-                mend = "ask for that right, or check by hand"
+                mend = "get that permission, or check by hand"
                 yield Check(name, "warning", f"not checked: {refused}", mend)
             except DormouseError as error:
-                yield Check(name, "wrong", str(error), "fix it, then run this again")
+                yield Check(name, "wrong", str(error), "fix this, then run this command again")
 
     def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
         settings, aws = self.settings, self.aws
@@ -176,10 +179,10 @@ class _Account:
         except AwsRefused as refused:
             if refused.code != "NoSuchEntity":
                 raise
-            mend = "make it, or name another in iam.permissions_boundary"
+            mend = "create it, or name another policy in iam.permissions_boundary"
             yield Check("permissions boundary", "wrong", f"there is no policy {policy}", mend)
         else:
-            yield Check("permissions boundary", "ok", f"{policy} is there")
+            yield Check("permissions boundary", "ok", f"{policy} exists")
 
     def _bucket(self) -> Iterator[Check]:
         """Checks the bootstrap's bucket: Spark reads its archive from it, and has no right to other keys."""
@@ -196,7 +199,7 @@ class _Account:
         others = [key for key in keys if key and not key.endswith(OWN_KEY)]
         said = f"{bucket} is encrypted with the key {', '.join(others)}"
         trouble = f"{said}: Spark's role cannot read its archive there" if others else None
-        mend = "let the account use that key by way of S3, or bootstrap with an AWS managed key"
+        mend = "allow the account to use that key through S3, or bootstrap with an AWS managed key"
         fine = f"{bucket} has no key of its own"
         yield Check.of("bootstrap bucket", fine, trouble, mend, "warning")
 
@@ -207,7 +210,7 @@ class _Account:
         lacking = [one for one in wanted if not found.get(one)]
         given = ",".join(f"{one}=true" for one in lacking)
         mend = f"run aws backup update-region-settings --resource-type-opt-in-preference {given}"
-        trouble = f"AWS Backup is not enabled for {' and '.join(lacking)} here, and backs up nothing of it"
+        trouble = f"AWS Backup is not enabled for {' and '.join(lacking)} in this region"
         fine = f"AWS Backup is enabled for {' and '.join(wanted)}"
         yield Check.of("backups", fine, trouble if lacking else None, mend)
 
@@ -237,13 +240,13 @@ class _Account:
         arn, wanted = str(self.settings.database.snapshot), self.settings.database.engine_version
         if (owner := arn.split(":")[4]) != self.aws.account:
             mend = f"its version must not be later than database.engine_version, {wanted}"
-            return Check("snapshot", "warning", f"not checked: it is of the account {owner}", mend)
+            return Check("snapshot", "warning", f"not checked: it belongs to the account {owner}", mend)
         # names that AWS Backup gives contain a colon
         if (found := snapshot(self.aws, arn.split(":", 6)[6])) is None:
             return Check("snapshot", "wrong", f"there is no snapshot {arn}", "correct database.snapshot")
         version = str(found["EngineVersion"])
         fine = f"it is of Aurora PostgreSQL {version}"
-        newer = f"{fine}, and AWS does not restore it as an earlier version, {wanted}"
+        newer = f"{fine}, which AWS cannot restore as the earlier version {wanted}"
         trouble = newer if _numbers(version) > _numbers(wanted) else None
         return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
 
@@ -255,19 +258,18 @@ class _Account:
             if one["DBClusterSnapshotArn"] != self.settings.database.snapshot
         ]
         trouble = (
-            f"{', '.join(found)}, which a restore took, costs money until it is deleted" if found else None
+            f"{', '.join(found)}, taken by a restore, costs money until it is deleted" if found else None
         )
-        mend = "run aws rds delete-db-cluster-snapshot once you do not want to deploy with it"
+        mend = "run aws rds delete-db-cluster-snapshot when no deploy needs it"
         yield Check.of("other snapshots", "there are none", trouble, mend, "warning")
 
     def _other_clusters(self) -> Iterator[Check]:
         if (recorded := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
             return
         others = left_behind(self.aws, self.settings.id, DatabaseResources.model_validate_json(recorded))
-        trouble = (
-            f"{', '.join(others)}, which the instance no longer uses, still costs money" if others else None
-        )
-        mend = "delete it once you are content: AWS starts a stopped cluster again after seven days"
+        trouble = f"{', '.join(others)} is no longer used but still costs money" if others else None
+        mend = "delete it when the instance works without it: AWS starts a stopped cluster again after "
+        "seven days"
         yield Check.of("other clusters", "there are none", trouble, mend, "warning")
 
     def _other_stacks(self) -> Iterator[Check]:
@@ -287,8 +289,8 @@ class _Account:
         counts = {url.rpartition("/")[2]: sum(depth(self.aws, url).values()) for url in urls}
         full = [f"about {count:,} in {name}" for name, count in counts.items() if count]
         trouble = f"commit.queues leaves out queues with messages: {', '.join(full)}" if full else None
-        mend = "have them applied first; of dead letters, see dormouse dead-letters"
-        yield Check.of("queues", "none with messages is left out", trouble, mend)
+        mend = "wait until they are applied; for dead letters, see dormouse dead-letters"
+        yield Check.of("queues", "no removed queue has messages", trouble, mend)
 
     def _zones(self) -> Iterator[Check]:
         """Checks the zones of the instance's VPC: those named, else the first that `Fn::GetAZs` returns.
@@ -306,8 +308,9 @@ class _Account:
             subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
             names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
             if len(names) < network.zones:  # Fn::Select would fail
-                what = f"{network.zones} wanted, and {self.aws.region} gives this account {len(names)}"
-                mend = "lower network.zones, or name those there are in network.availability_zones"
+                here = f"this account has only {len(names)} in {self.aws.region}"
+                what = f"network.zones = {network.zones}, but {here}"
+                mend = "lower network.zones, or list the available zones in network.availability_zones"
                 yield Check("zones", "wrong", what, mend)
         there = self._deployed_zones()
         if names[: len(there)] != there[: len(names)]:
@@ -316,7 +319,7 @@ class _Account:
             yield Check("zones", "wrong", what, f"set network.availability_zones = [{listed}]")
         for name in names:
             if (zone := ids.get(name)) is None:
-                what = f"{name} is no zone of {self.aws.region} for this account"
+                what = f"{name} is not a zone of {self.aws.region} in this account"
                 yield Check("zone", "wrong", what, "correct network.availability_zones")
             else:
                 lacks = f"{name} is {zone} in this account, which lacks services that are needed"

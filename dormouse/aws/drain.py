@@ -263,7 +263,7 @@ class Waiting:
         days = (self.oldest_seconds or 0.0) / 86_400
         return (
             f"about {self.messages:,} messages wait in {name}, the oldest for {days:.1f} days; "
-            f"SQS forgets it on {lost:%Y-%m-%d}"
+            f"SQS deletes it on {lost:%Y-%m-%d}"
         )
 
 
@@ -284,7 +284,10 @@ def offer(waiting_queues: tuple[Waiting, ...], instance_id: str) -> str | None:
     near = [one.lost_at for one in waiting_queues if one.loss_is_near and one.lost_at is not None]
     if not near:
         return None
-    return f"messages are lost from {min(near):%Y-%m-%d}: run dormouse resume --instance {instance_id} before"
+    return (
+        f"SQS deletes messages from {min(near):%Y-%m-%d} on: "
+        f"run dormouse resume --instance {instance_id} before that"
+    )
 
 
 def _ages(instance: DeployedInstance, urls: tuple[str, ...]) -> dict[str, float]:

@@ -325,7 +325,7 @@ def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]],
     made = str(aws.call("emr", "run_job_flow", **request)["JobFlowId"])
     kept = _first(_clusters(name, aws)) or made
     if kept != made:
-        logger.warning("cluster %s was made beside %s, and is ended", made, kept)
+        logger.warning("cluster %s was created while %s was being created, and is terminated", made, kept)
         aws.call("emr", "terminate_job_flows", JobFlowIds=[made])
     return kept
 
@@ -333,7 +333,7 @@ def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]],
 def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
     kept = _earliest_step(cluster, name, aws) or added
     if kept != added:
-        logger.warning("step %s was added beside %s, and is cancelled", added, kept)
+        logger.warning("step %s was added while %s was being added, and is cancelled", added, kept)
         _cancel_step(cluster, added, aws)
     return kept
 

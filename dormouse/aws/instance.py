@@ -192,7 +192,7 @@ def access(instance: DeployedInstance, profile: str | None = None) -> Access:
             f"{instance.id} has no host for access: give it the table [access], and deploy it"
         )
     if not described.host:
-        raise InstanceError(f"the host for access sleeps: dormouse resume --instance {instance.id}")
+        raise InstanceError(f"the host for access is stopped: run dormouse resume --instance {instance.id}")
     where, port = database.proxy or database.endpoint, database.port
     given = {"host": [where], "portNumber": [str(port)], "localPortNumber": [str(port)]}
     command = ["aws", "ssm", "start-session", "--region", instance.region]

@@ -149,7 +149,7 @@ class AskSleepers:
 
     @property
     def name(self) -> str:
-        return f"{'start' if self.runs else 'stop'} what sleeps by a parameter"
+        return f"{'start' if self.runs else 'stop'} the stacks that a parameter switches"
 
     def left(self, waited: float) -> Iterator[Left]:
         for what, resources in sleepers(self.instance).items():

@@ -50,15 +50,15 @@ def pause(
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance, "pause")
-    told, rules = instance.resources.pause, schedules(instance)
-    if told is None:
+    pause_resources, rules = instance.resources.pause, schedules(instance)
+    if pause_resources is None:
         tell(
-            f"without [pause] nothing stops the database of {instance.id} again, which AWS starts after 7 "
-            "days, and nothing keeps its messages and dead letters, which SQS forgets after 14 at most"
+            f"the settings of {instance.id} have no table [pause]: AWS starts its database again after 7 "
+            f"days, and SQS deletes its messages and dead letters after 14 days at most"
         )
     if drain_seconds is None:
-        drain_seconds = told.drain_seconds if told else DRAIN_SECONDS
-    keeper = (rule_name(told.rule),) if told else ()
+        drain_seconds = pause_resources.drain_seconds if pause_resources else DRAIN_SECONDS
+    keeper = (rule_name(pause_resources.rule),) if pause_resources else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
     stops = {what: SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()}
@@ -107,7 +107,7 @@ def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
         if is_changing(status) and name not in sleeping:
             raise InstanceError(
                 f"{instance.id} is being deployed to: its stack {name} is in "
-                f"{status.lower().replace('_', ' ')}: {verb} it when that has ended"
+                f"{status.lower().replace('_', ' ')}: {verb} it when the deploy has ended"
             )
 
 
@@ -115,7 +115,8 @@ def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: s
     """Checks that all steps still hold. Raises `InstanceError` if something was undone meanwhile."""
     if undone := [one.what for step in steps for one in step.left(0.0)]:
         raise InstanceError(
-            f"{instance.id} is not {goal}: {'; '.join(undone)}; it was undone meanwhile: {verb} it again"
+            f"{instance.id} is not {goal}: {'; '.join(undone)}; something has changed it back: {verb} it "
+            f"again"
         )
     return StepReport("verify", "done")
 
@@ -163,7 +164,7 @@ def resume(
     if instance.resources.database is not None:
         for one in left_behind(instance.aws, instance.id, instance.resources.database):
             tell(
-                f"the database cluster {one}, which {instance.id} no longer uses, still costs money: "
-                "delete it"
+                f"the database cluster {one} is no longer used by {instance.id} but still costs money: "
+                f"delete it"
             )
     return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)

@@ -156,4 +156,4 @@ def foreign(queue: str, message: Any) -> str:
     """Returns why a dead letter is not the queue's own: any queue of the account can send some here."""
     source = str(message["Attributes"].get("DeadLetterQueueSourceArn", ""))
     is_own = not source or source.rpartition(":")[2] == queue.rpartition("/")[2]
-    return "" if is_own else f"it was a dead letter of another queue, {source}"
+    return "" if is_own else f"it is a dead letter of another queue, {source}"

@@ -86,7 +86,7 @@ def restore_objects(
         objects = instance.resources.storage.objects
     url = urlsplit(objects)
     if url.scheme != "s3" or not url.netloc or not url.path.strip("/"):
-        raise InvalidInput(f"{objects} is no place of objects in S3: name it like s3://bucket/data")
+        raise InvalidInput(f"{objects} is not a place in S3: write it like s3://bucket/data")
     count = 0
     examples: list[str] = []
     folder = f"{url.path.strip('/')}/"
@@ -122,8 +122,8 @@ def _undo(aws: Any, bucket: str, markers: list[Any]) -> None:
     if errors := answer.get("Errors"):
         first = errors[0]
         raise ObjectStoreError(
-            f"S3 does not bring back {len(errors)} objects, such as {first['Key']}: {first['Message']}; "
-            "ask for s3:DeleteObjectVersion on the bucket, and run it again"
+            f"S3 could not restore {len(errors)} objects, such as {first['Key']}: {first['Message']}; get "
+            f"the permission s3:DeleteObjectVersion on the bucket, and run this again"
         )
 
 
@@ -162,8 +162,8 @@ def restore_deployment(
     cluster = usable(instance)
     if not dry_run and (instance.desired != "paused" or cluster["Status"] not in ASLEEP):
         raise InstanceError(
-            f"{instance.id} must be paused, or it would go on meanwhile: dormouse pause --instance "
-            f"{instance.id} --wait"
+            f"{instance.id} must be paused, so that nothing changes during the restore: run dormouse pause "
+            f"--instance {instance.id} --wait"
         )
     _check(moment, cluster, instance.resources.storage)
     name = name_of(instance, moment.astimezone(UTC))
@@ -193,8 +193,8 @@ def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> 
     if days is not None and moment < datetime.now(UTC) - timedelta(days=days):
         raise InvalidInput(
             f"objects that were deleted more than {days} days ago no longer exist, so that "
-            f"{moment.astimezone(UTC):%F %T} UTC is too far back; storage.restore_days says "
-            "how long they are kept from now on"
+            f"{moment.astimezone(UTC):%F %T} UTC is too far back; storage.restore_days sets how long they "
+            f"are kept"
         )
     first, last = cluster.get("EarliestRestorableTime"), cluster.get("LatestRestorableTime")
     if (first is not None and moment < first) or (last is not None and moment > last):

@@ -105,8 +105,8 @@ def status(instance: DeployedInstance) -> Status:
     """Returns the current status. Raises `InstanceError` if AWS cannot be called; an unknown cost is None."""
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
-    runs, told = _runs(instance), instance.resources.query
-    query, access = (sleeper_state(instance, one) for one in (told, instance.resources.access))
+    runs, query_service = _runs(instance), instance.resources.query
+    query, access = (sleeper_state(instance, one) for one in (query_service, instance.resources.access))
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
     live["access_sleeps"] = access in ("asleep", GONE)
     emr_endpoint = sleeper_state(instance, sleepers(instance).get(EMR_ENDPOINT))
@@ -126,7 +126,7 @@ def status(instance: DeployedInstance) -> Status:
         runs=runs,
         spark=_spark(instance),
         query=query,
-        query_url=told.url if told else None,
+        query_url=query_service.url if query_service else None,
         access=access,
         left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
@@ -165,10 +165,10 @@ def _summary(parts: Status) -> str:
 
 
 def _queues(instance: DeployedInstance, waits: tuple[Waiting, ...]) -> list[QueueState]:
-    told = instance.resources.commit
-    if told is None:
+    commit_resources = instance.resources.commit
+    if commit_resources is None:
         return []
-    dead = [*told.dead_letters, *[""] * len(told.queues)]
+    dead = [*commit_resources.dead_letters, *[""] * len(commit_resources.queues)]
     return [_queue(instance, one, letters) for one, letters in zip(waits, dead, strict=False)]
 
 
@@ -186,10 +186,10 @@ def _runs(instance: DeployedInstance) -> tuple[str, ...]:
 
 
 def _spark(instance: DeployedInstance) -> str | None:
-    told = instance.resources.compaction
-    if told is None:
+    compaction_resources = instance.resources.compaction
+    if compaction_resources is None:
         return None
-    if told.application is not None:
+    if compaction_resources.application is not None:
         return drain.application_state(instance) or GONE
     number = len(drain.clusters(instance))
     return f"{number} cluster{'' if number == 1 else 's'}" if number else NO_CLUSTER
@@ -224,13 +224,15 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
 
 def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]:
     """Returns the number of running tasks of the query service; makes no call while it sleeps."""
-    told = instance.resources.query
-    if told is None:
+    query_service = instance.resources.query
+    if query_service is None:
         return {}
     if state in ("asleep", GONE):
         return {"query_tasks": 0, "query_sleeps": True}
     try:
-        found = instance.aws.call("ecs", "describe_services", cluster=told.cluster, services=[told.service])
+        found = instance.aws.call(
+            "ecs", "describe_services", cluster=query_service.cluster, services=[query_service.service]
+        )
     except InstanceError:
         return {}
     live = (one for one in found["services"] if one["status"] != "INACTIVE")

@@ -132,7 +132,7 @@ class Run:
             except InstanceError as error:
                 if step not in put_off:
                     raise
-                self.tell(f"{error}; all else goes on")
+                self.tell(f"{error}; the other steps continue")
                 failures.append(error)
             else:
                 ended(reports[-1])
@@ -144,7 +144,7 @@ class Run:
         """Raises `InstanceError` if the desired state differs from this run's."""
         if (now := self.desired()) != self.wanted:
             verb = "resumed" if now == "running" else "paused"
-            raise InstanceError(f"another user {verb} the instance meanwhile: this run stopped there")
+            raise InstanceError(f"another user {verb} the instance meanwhile, so this command stopped")
 
 
 def would(step: Step) -> StepReport:

@@ -296,7 +296,7 @@ class SwitchStack:
             status, why = str(event.get("ResourceStatus", "")), event.get("ResourceStatusReason", "")
             if status.endswith("_FAILED") and not re.search("cancelled", why, re.IGNORECASE):
                 failed = f"{event['LogicalResourceId']}: {' '.join(why.split())}"
-        return failed or "CloudFormation does not say why"
+        return failed or "CloudFormation gave no reason"
 
     def _check_gone(self) -> None:
         """Checks that all resources were deleted: CloudFormation ignores failures of deletions."""
@@ -307,7 +307,7 @@ class SwitchStack:
             if event.get("ResourceStatus") == "DELETE_FAILED":
                 raise InstanceError(
                     f"{self.what} has stopped, but CloudFormation could not delete its {name}, "
-                    f"{event.get('PhysicalResourceId')}, which may cost: "
+                    f"{event.get('PhysicalResourceId')}, which may cost money: "
                     f"{' '.join(event.get('ResourceStatusReason', '').split())}; "
                     "delete it yourself, then pause it again"
                 )

@@ -24,7 +24,8 @@ def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool
         raise InstanceError(f"{instance.id} has no lambdas for its tables: deploy it with this Dormouse")
     if instance.desired == "paused":
         raise InstanceError(
-            f"{instance.id} is paused, and its database sleeps: dormouse resume --instance {instance.id}"
+            f"{instance.id} is paused, so its database is stopped: run dormouse resume --instance "
+            f"{instance.id}"
         )
     try:
         said = instance.aws.invoke(
@@ -36,7 +37,7 @@ def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool
         if not changes:
             raise
         look = f"look with dormouse table list --instance {instance.id}"
-        raise InstanceError(f"{error}; whether it was done is not known: {look}") from error
+        raise InstanceError(f"{error}; it is not known whether the change was made: {look}") from error
     if "error" in said:
         raise _error(**said["error"])
     return said["answer"]

@@ -61,9 +61,9 @@ class Versions:
             if errors := answer.get("Errors"):
                 first = errors[0]
                 raise ObjectStoreError(
-                    f"S3 keeps {len(errors)} versions of objects, such as one of {first['Key']}: "
-                    f"{first.get('Message', first.get('Code'))}; ask for s3:DeleteObjectVersion on the "
-                    "bucket, and run it again"
+                    f"S3 could not delete {len(errors)} versions of objects, such as one of {first['Key']}: "
+                    f"{first.get('Message', first.get('Code'))}; get the permission s3:DeleteObjectVersion "
+                    f"on the bucket, and run this again"
                 )
 
     def replicas(self) -> list[str]:

@@ -90,16 +90,20 @@ def restore(
 
     if instance is not None or to is not None:
         if instance is None or to is None or place is not None:
-            raise InvalidInput("a deployed instance is restored by --instance ID --to TIME, without a backup")
+            raise InvalidInput(
+                "to restore a deployed instance, give --instance ID and --to TIME, and no place of backups"
+            )
         if into is not None or backup is not None or check or despite_damage:
-            raise InvalidInput("--into, --backup, --check and --despite-damage go with a place of backups")
+            raise InvalidInput(
+                "--into, --backup, --check and --despite-damage need a place of backups, not --instance"
+            )
         deployed = replace(session, instance=Path(instance), region=region, profile=profile)
         restore_deployed(deployed, to, commits, dry_run=dry_run)
         return
     if place is None or into is None:
         raise InvalidInput("give a place with backups and --into FOLDER, or --instance ID --to TIME")
     if commits != "keep" or region is not None or profile is not None:
-        raise InvalidInput("--commits, --region and --profile go with --instance ID --to TIME")
+        raise InvalidInput("--commits, --region and --profile need --instance ID and --to TIME")
     check = check or dry_run
     with progress("restore", unit="objects") as moved:
         made = restored(place, into, backup, check=check, despite_damage=despite_damage, progress=moved)
@@ -132,16 +136,21 @@ def restore_metadata(
     from dormouse.embedded.restoring import restore_metadata as restored
 
     made = restored(folder, backup)
-    session.show(made, f"{made.folder} has the {plural(made.tables, 'table')} of {made.backup} again")
+    session.show(
+        made,
+        f"restored {plural(made.tables, 'table')} of {made.folder} from the metadata backup {made.backup}",
+    )
 
 
 @command(app, example="--instance ./lake --yes")
 def adopt(
     session: Session,
     keep_days: Annotated[
-        float, "Days for which files known now are not collected, so that you can go back.", bounds(0)
+        float, "Keep all current files for this many days, so that you can go back.", bounds(0)
     ] = 7.0,
-    force: Annotated[bool, "Adopt even if deletions of the former owner do not end in time."] = False,
+    force: Annotated[
+        bool, "Adopt even if the former owner still deletes objects when the wait ends."
+    ] = False,
     yes: Yes = False,
 ) -> None:
     """Make a copied or restored database the owner of its object store; the former owner is refused."""
@@ -169,7 +178,7 @@ def holds(
             instance.release(release)
         held = instance.holds()
     rows = ((one.holder, minute(one.until)) for one in held)
-    session.table(held, ("holder", "until"), rows, empty="nothing is held")
+    session.table(held, ("holder", "until"), rows, empty="there are no holds")
 
 
 LISTED_MAX = 10_000
@@ -197,7 +206,7 @@ def check(
     if note_digests and not deep:
         raise InvalidInput("--note-digests needs --deep, which reads the files")
     if accept and table is None:
-        raise InvalidInput("--accept needs --table: what is lost is accepted of one table")
+        raise InvalidInput("--accept needs --table: differences are accepted for one table at a time")
     done: list[str] = []
     with session.work("check", "files", read_only=not (note_digests or accept)) as (instance, moved):
         if accept and table is not None:
@@ -206,7 +215,7 @@ def check(
             report = instance.check(deep, table, moved, after=after, finished=done.append)
         except KeyboardInterrupt:
             if done:
-                say(f"to go on: dormouse check {'--deep ' if deep else ''}--after {done[-1]}")
+                say(f"to continue: dormouse check {'--deep ' if deep else ''}--after {done[-1]}")
             raise
     checked = (
         f"checked {plural(report.tables, 'table')}, {plural(report.files, 'file')}, "
@@ -254,7 +263,7 @@ def orphans(
                 cell_characters_max=1_000,
             )
             if age:
-                say(f"objects younger than {older_than} are left alone: --older-than 0s lists them, too")
+                say(f"objects younger than {older_than} are not listed: --older-than 0s lists them too")
             return
         if not (yes or objects):
             raise InvalidInput("there is nothing to delete")

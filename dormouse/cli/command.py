@@ -54,8 +54,8 @@ class Session:
         typer.Option(
             "--instance",
             "-i",
-            help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]; of `table` and "
-            "`status` also the id of a deployed one.",
+            help="The folder of an embedded instance [DORMOUSE_INSTANCE, else ./lake]; `table` and "
+            "`status` also take the id of a deployed one.",
         ),
     ] = None
     dsn: Annotated[str | None, "The PostgreSQL database; with --objects [DORMOUSE_DSN]."] = None

@@ -75,7 +75,7 @@ def sql(
     statement: Annotated[str | None, "A SELECT over the tables, by name; - reads it from stdin."] = None,
     /,
     file: Annotated[Path | None, "A file with the statement."] = None,
-    limit: Annotated[int | None, "At most so many rows.", bounds(0)] = None,
+    limit: Annotated[int | None, "The most rows to print.", bounds(0)] = None,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -115,7 +115,7 @@ def changes(
         typer.Option(
             "--format",
             "-f",
-            help="Lines, which are the default, have a JSON object each; JSON is an array of them.",
+            help="The format [lines, with one JSON object per line]; json is one array.",
         ),
     ] = None,
     output: OutputOption = None,
@@ -126,13 +126,19 @@ def changes(
     """
     form = check_output(session, format or format_of(output, "lines"), output)
     if (request.after is None) == (consumer is None):
-        raise InvalidInput("give --after, or --consumer NAME, which knows where it stands")
+        raise InvalidInput("give --after, or --consumer NAME to continue where that consumer stopped")
     if consumer is not None and request.till is not None:
-        raise InvalidInput("a consumer reads up to now: leave --till out")
+        raise InvalidInput("leave --till out: a consumer always reads up to now")
     if consumer is None and from_ is not None:
-        raise InvalidInput("--from is where a new consumer begins: give --consumer NAME, or --after instead")
+        raise InvalidInput(
+            "--from needs --consumer NAME, because it sets where a new consumer begins; "
+            "without one, give --after"
+        )
     if request.till == BEGINNING:
-        raise InvalidInput("nothing is before the beginning: give --till another moment, or leave it out")
+        raise InvalidInput(
+            "--till cannot be the beginning, before which there are no changes: give "
+            "another moment, or leave it out"
+        )
     given = options(request, "table")
     with session.open(read_only=consumer is None) as instance:
         table = instance.table(request.table)
@@ -187,7 +193,7 @@ def erase(
     yes: Yes = False,
     engine: Annotated[Engine, "auto: Spark if it has a cluster, else this machine."] = "auto",
     wait_seconds: Annotated[float, "The longest wait for jobs, consumers and writers.", bounds(0)] = 60.0,
-    abandon_writers: Annotated[bool, "Keep writers that began before from committing."] = False,
+    abandon_writers: Annotated[bool, "Refuse the commits of writers that began before the erasure."] = False,
     backups: Annotated[
         list[str] | None,
         typer.Option(help="A place to search for backups, besides the known ones.", metavar="PLACE"),
@@ -244,22 +250,22 @@ def restore_table(
         would = of.restore(moment, dry_run=True)
         about = "" if would.exact else "about "
         what = (
-            f"{about}{plural(would.rows_removed, 'row')}, and put back "
-            f"{about}{plural(would.rows_restored, 'row')} ({would.references_removed:,} file references for "
-            f"{would.references_restored:,})"
+            f"{about}{plural(would.rows_removed, 'row')} removed, "
+            f"{about}{plural(would.rows_restored, 'row')} brought back (file references: "
+            f"{would.references_removed:,} removed, {would.references_restored:,} added)"
         )
         if dry_run:
-            session.show(would, f"would take out {what}")
+            session.show(would, f"would restore {table}: {what}")
             return
-        ask(yes, f"take out {what}", done="restored")
+        ask(yes, f"restore {table}", done="restored", question=f"Restore {table}: {what}?")
         done = of.restore(moment)
-        session.show(done, f"{table} is what it was at {done.at}: took out {what}")
+        session.show(done, f"restored {table} to {done.at}: {what}")
 
 
 def _check_said(verb: str, where: list[str] | None, all: bool) -> None:
     """Raises `InvalidInput` unless conditions or --all select the rows."""
     if all == bool(where):
-        raise InvalidInput(f"say which rows to {verb} by --where, or --all of them")
+        raise InvalidInput(f"give --where to choose the rows to {verb}, or --all for all of them")
 
 
 def _rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
@@ -275,19 +281,22 @@ def _erased(what: str, report: EraseReport) -> str:
     looked = plural(report.files_looked_at, "file")
     copies = f"{plural(report.rows, 'row')} in {plural(report.files, 'file')}"
     if report.deletion_id is None:
-        return f"would erase {what}: {copies} of {looked} that may have some, in the table and its history"
+        return (
+            f"would erase {what}: {copies} of {looked} that may contain such rows, "
+            "in the table and its history"
+        )
     lines = [
-        f"{'erased' if report.is_finished else 'did not finish to erase'} {what} "
+        f"{'erased' if report.is_finished else 'erasure not finished:'} {what} "
         f"(deletion {report.deletion_id}, {report.seconds:.1f} s)",
-        f"looked at {looked} of the table and its history, and at "
-        f"{plural(report.objects_looked_at, 'object')} beside them",
-        f"found {copies}, which are deleted, and {plural(report.versions, 'version')} of deleted objects",
+        f"checked {looked} of the table and its history, and "
+        f"{plural(report.objects_looked_at, 'other object')}",
+        f"found and deleted {copies}, and {plural(report.versions, 'version')} of deleted objects",
     ]
     lists: dict[str, Any] = {
-        "may have rows still": report.open,
-        "could not be looked at": report.unreadable,
-        "still hold rows or keys": report.backups,
-        "consumers that learn that changes were erased": report.consumers,
+        "may still contain rows": report.open,
+        "could not be checked": report.unreadable,
+        "still contain rows or keys": report.backups,
+        "consumers that cannot continue, because changes were erased before they read them": report.consumers,
     }
     for title, names in lists.items():
         lines += [f"{title}:", *(f"  {name}" for name in names)] if names else []

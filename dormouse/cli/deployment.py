@@ -81,8 +81,8 @@ def destroy(
     if found is None:
         where = Aws(aws)
         raise NotAnInstance(
-            f"there is no instance {settings.id!r} in account {where.account}, {where.region}: nothing is "
-            "deleted"
+            f"there is no instance {settings.id!r} in account {where.account}, {where.region}: nothing was "
+            f"deleted"
         )
     if dry_run:
         session.show({**asdict(found), "destroyed": False}, lambda: _doom(found))
@@ -112,12 +112,13 @@ def _settings(session: Session, config: Path) -> DeploymentSettings:
 def _confirm(parts: Doomed) -> None:
     if not sys.stdin.isatty():
         raise InvalidInput(
-            f"there is no terminal to ask on: give --yes to destroy {parts.id}, or --dry-run to look"
+            f"there is no terminal to ask on: give --yes to destroy {parts.id}, or --dry-run to see what "
+            f"it would delete"
         )
     sys.stderr.write(f"{_doom(parts)}\nType {parts.id} to delete all of this: ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != parts.id:
-        raise InvalidInput(f"that is not {parts.id}: nothing is deleted")
+        raise InvalidInput(f"the answer was not {parts.id}: nothing was deleted")
 
 
 def _doom(parts: Doomed) -> str:
@@ -132,7 +133,7 @@ def _doom(parts: Doomed) -> str:
     if parts.kept:
         lines += [f"  stays    {name}" for name in parts.kept]
         lines.append("           each key costs 1 USD a month: delete it when the backups have expired")
-    lines += ["before that:", *(f"  {step_line(step)}" for step in parts.steps)]
+    lines += ["steps before the deletion:", *(f"  {step_line(step)}" for step in parts.steps)]
     return "\n".join(lines)
 
 
@@ -185,7 +186,7 @@ def _fine_print(parts: Estimate) -> str:
         f"Prices as of {parts.prices_of}, on demand: {parts.source}.",
         "Without taxes, free tiers, discounts and data transfer. AWS starts a paused database every week.",
     ]
-    lines += [f"There is no price of {name}: it is counted as nothing." for name in parts.unpriced]
+    lines += [f"The price of {name} is not known: it is counted as 0 USD." for name in parts.unpriced]
     return "\n".join(lines)
 
 

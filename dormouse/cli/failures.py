@@ -183,8 +183,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
 def _message(error: BaseException, *, debug: bool) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "terminated" if isinstance(error, Terminated) else "interrupted"
-    if isinstance(error, ModuleNotFoundError) and (told := missing(error)) is not None:
-        return str(told)
+    if isinstance(error, ModuleNotFoundError) and (advice := missing(error)) is not None:
+        return str(advice)
     if isinstance(error, DormouseError):
         return str(error)
     hint = "" if debug else " (--debug shows where)"

@@ -32,13 +32,13 @@ history = group(
 )
 app.add_typer(history)
 FromOption = Annotated[str | None, "The first epoch: a time, like 2026-11-20T14:00, or a cut's name."]
-ToOption = Annotated[str | None, "The last epoch, likewise."]
+ToOption = Annotated[str | None, "The last epoch: a time or a cut's name."]
 LimitOption = Annotated[
     int | None,
     f"The most epochs, the newest first [{EPOCHS_SHOWN}; with --html {EPOCHS_DRAWN:,}].",
     bounds(1),
 ]
-Name = Annotated[str, "Its name."]
+Name = Annotated[str, "The name."]
 
 
 @command(history, example="flights --html flights.html")
@@ -81,7 +81,7 @@ def epochs(
     with session.open(read_only=True) as instance:
         table = instance.table(name)
         records = list(table.history.epochs(*_range(table, from_, to, limit or EPOCHS_SHOWN)))[::-1]
-    columns = ("epoch", "time", "splits", "merges", "ended", "came", "rows sealed", "bytes sealed")
+    columns = ("epoch", "time", "splits", "merges", "ended", "created", "rows sealed", "bytes sealed")
     rows = (
         (r.epoch, r.created_at, r.splits, r.merges, len(r.sealed), len(r.created), r.sealed_rows,
          byte_size(r.sealed_bytes))
@@ -95,7 +95,7 @@ def consumers(session: Session, table: TableName, /) -> None:
     """List a table's consumers: position, distance to the newest change, and until when files are kept."""
     with session.open(read_only=True) as instance:
         known = instance.table(table).consumers()
-    columns = ("consumer", "rows behind", "seconds behind", "stands at", "acknowledged", "keeps files until")
+    columns = ("consumer", "rows behind", "seconds behind", "position", "acknowledged", "keeps files until")
     rows = (
         (
             one.name,
@@ -124,13 +124,13 @@ def retain(
     table: TableName,
     /,
     seconds: Annotated[float | None, "Keep at least this many seconds."] = None,
-    for_: Annotated[str | None, "Likewise: 7d, 12h, 30m or 45s."] = None,
+    for_: Annotated[str | None, "Keep at least this long: 7d, 12h, 30m or 45s."] = None,
     bytes: Annotated[int | None, "Keep at least the last changes with this many ingested bytes."] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Truncate the history beyond limits; by default beyond the property history_retention_seconds."""
     if for_ is not None and seconds is not None:
-        raise InvalidInput("--for and --seconds say the same: give one")
+        raise InvalidInput("give --for or --seconds, not both")
     wanted = seconds if for_ is None else parse_duration(for_).total_seconds()
     with session.open(read_only=dry_run) as instance:
         report = instance.table(table).history.apply_retention(bytes, wanted, dry_run=dry_run)
@@ -145,8 +145,8 @@ def truncate(
     with session.open(read_only=dry_run) as instance:
         report = instance.table(table).history.truncate(cut, dry_run=dry_run)
     begins, was = ("would begin", "would be dropped") if dry_run else ("begins", "dropped")
-    went = f"{plural(report.cuts_dropped, 'cut')} {was}, {plural(report.epochs, 'epoch')} can go"
-    said = f"{begins} at {cut}; {went}" if report else f"began already at {cut}"
+    went = f"{plural(report.cuts_dropped, 'cut')} {was}, {plural(report.epochs, 'epoch')} can be deleted"
+    said = f"{begins} at {cut}; {went}" if report else f"already began at {cut}"
     shown = {"table": table, "cut": cut, "truncated": report.changed, **asdict(report)}
     session.show(shown, f"the history of {table} {said}")
 
@@ -230,14 +230,14 @@ def _described(record: EpochRecord, lives: Mapping[str, Life]) -> dict[str, Any]
 
 def _retained(table: str, report: RetentionReport) -> Iterator[str]:
     if report.truncated_at is None:
-        can = "is beyond the limits" if report.wanted is None else "can go"
-        yield f"nothing of the history of {table} {can}"
+        can = "is beyond the limits" if report.wanted is None else "can be truncated"
+        yield f"no part of the history of {table} {can}"
     else:
         begins, are = ("would begin", "would be") if report.dry_run else ("begins", "are")
         cuts = plural(report.cuts_dropped, "cut")
         yield f"the history of {table} {begins} at {report.truncated_at.recorded_at}; {cuts} {are} dropped"
     if report.wanted != report.truncated_at:
-        yield from (f"{holder} keeps it from {holder.since} on" for holder in report.held_by)
+        yield from (f"{holder} keeps the history from {holder.since} on" for holder in report.held_by)
 
 
 def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life], rest: int) -> Any:
@@ -247,7 +247,7 @@ def _picture(name: str, records: Sequence[EpochRecord], lives: Mapping[str, Life
     trees = []
     for record in records:
         did = [plural(n, what) for n, what in ((record.splits, "split"), (record.merges, "merge")) if n]
-        what = ", ".join(did) or ("the table as it was made" if record.epoch == 0 else "a change")
+        what = ", ".join(did) or ("the table was created" if record.epoch == 0 else "a change")
         tree = Tree(
             f"[bold]epoch {record.epoch:,}[/bold]  {shown_value(record.created_at)}  {what}",
             guide_style="dim",

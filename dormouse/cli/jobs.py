@@ -178,7 +178,7 @@ def _state(job: Job) -> str:
     if job.has_ended:
         return job.state
     if job.is_waiting:
-        return "waits" if job.has_workers else "waits: no worker has its kind"
+        return "waits" if job.has_workers else "waits: no worker runs this kind"
     return "ends" if job.is_cancelled else "runs"
 
 

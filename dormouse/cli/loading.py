@@ -66,8 +66,8 @@ def given_files(
     kinds, time_formats = parse_types(types or [])
     if not with_types and set(kinds) - set(time_formats):
         raise InvalidInput(
-            "--type goes with --create: this table has its columns; "
-            "how times are written can be said of it, too, like column=date:%d.%m.%Y"
+            "--type column=type needs --create: this table already has its columns; --type can only give "
+            "the format of their times, like column=date:%d.%m.%Y"
         )
     said: dict[str, Any] = {_IN_FILES.get(name, name): value for name, value in (how or {}).items()}
     return Files(paths if len(paths) > 1 else paths[0], types=kinds, time_formats=time_formats, **said)
@@ -87,8 +87,8 @@ def _load(
     done = (
         f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
         if report.applied
-        else f"nothing was added to {request.table}: an ingest with the id {report.ingest_id!r} is there "
-        "already"
+        else f"nothing was added to {request.table}: the ingest with the id {report.ingest_id!r} was "
+        f"committed before"
     )
     session.show(report, f"{done} ({report.seconds:.1f} s)")
 
@@ -118,7 +118,7 @@ def ingest(
     table, keys, sort_keys = request.table, _names(key), _names(sort_key)
     wanted = "add" if evolve else None
     if not create and (keys or sort_keys):
-        raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
+        raise InvalidInput("--key and --sort-key need --create: this table already has its keys")
     files = given_files(paths, type, how, with_types=create)
     if key_row_number or (create and not keys):
         if keys:
@@ -187,7 +187,7 @@ def _agreed(
         _show_inferred(table, found)
     is_asked = ask and sys.stdin.isatty() and sys.stderr.isatty()
     if is_asked and not confirmed(f"Make table {table}?", default=True):
-        raise InvalidInput("nothing was made; --type column=type gives a column another type")
+        raise InvalidInput("no table was created; --type column=type gives a column another type")
     return found
 
 
@@ -279,8 +279,8 @@ def _show_inferred(table: str, inferred: Inferred) -> None:
         stderr().print(f"read as: {inferred.written}", highlight=False, markup=False)
     if schema.key_names == (ROW_NUMBER,):
         stderr().print(
-            f"table {table} is sorted by a running number; --key COLUMN,… sorts it by columns, so that they "
-            "are found at once",
+            f"table {table} is sorted by a running number; --key COLUMN,… sorts it by columns instead, so "
+            f"that queries by them are fast",
             highlight=False,
             markup=False,
         )

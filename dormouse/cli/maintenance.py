@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 app = group()
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
-    "compaction": ("compaction", "compact", "Files stay unmerged"),
-    "split": ("splitting", "split", "Leaves stay undivided"),
-    "merge": ("merging", "merge", "Small leaves stay apart"),
-    "collection": ("garbage collection", "gc", "Garbage stays"),
+    "compaction": ("compaction", "compact", "Files are not merged"),
+    "split": ("splitting", "split", "Large leaves are not split"),
+    "merge": ("merging", "merge", "Small leaves are not merged"),
+    "collection": ("garbage collection", "gc", "Unused files are not deleted"),
 }
 
 _ONE_KEY_SHOWN = 3
@@ -44,9 +44,9 @@ def compact(session: Session, request: CompactRequest) -> None:
             f"{report.files_out:,}, {plural(report.rows_written, 'row')} ({report.seconds:.1f} s)"
         )
     elif report.given_up:
-        done = "no job could be finished"
+        done = "no job succeeded"
     else:
-        looked = f"read {plural(report.jobs_looked, 'file')} for deleted rows, which are few"
+        looked = f"merged nothing: read {plural(report.jobs_looked, 'file')}, which contain few deleted rows"
         done = looked if report.jobs_looked else "nothing to compact"
     session.show(report, done)
     if report.given_up:
@@ -70,7 +70,7 @@ def split(session: Session, request: SplitRequest) -> None:
     if report.errors:
         partitions = plural(len(report.errors), "partition")
         raise JobFailed(
-            f"not divided: {partitions}; the first: {report.errors[0]}. {_advice('split', request.table)}"
+            f"could not split {partitions}; the first: {report.errors[0]}. {_advice('split', request.table)}"
         )
 
 
@@ -90,7 +90,9 @@ def merge(
     session.show(report, f"merged {plural(len(report.partitions_merged), 'pair')} of leaves")
     if report.errors:
         apart = plural(len(report.errors), "pair")
-        raise JobFailed(f"not merged: {apart}; the first: {report.errors[0]}. {_advice('merge', table)}")
+        raise JobFailed(
+            f"could not merge {apart} of leaves; the first: {report.errors[0]}. {_advice('merge', table)}"
+        )
 
 
 @command(app, example="flights --dry-run")
@@ -111,10 +113,12 @@ def gc(
     # without a delay, this round has tried to delete them already
     later = report.newly_unreferenced if of.properties.gc_delay_seconds else 0
     are = "is" if later == 1 else "are"
-    waiting = f"; {later:,} more {are} without references now, to go once the delay is over" if later else ""
+    waiting = (
+        f"; {later:,} more {are} without references now and will be deleted after the delay" if later else ""
+    )
     old = ""
     if report.epochs or report.partitions:
-        left = f", {report.epochs_left:,} more to look at: run it again" if report.epochs_left else ""
+        left = f", {report.epochs_left:,} more to check: run it again" if report.epochs_left else ""
         old = f"; forgot {plural(report.epochs, 'old epoch')}, {plural(report.partitions, 'partition')}{left}"
     session.show(report, f"deleted {plural(report.deleted, 'file')}{waiting}{old}")
     if report.failed:
@@ -196,9 +200,9 @@ def _history(status: TableStatus) -> Iterator[str]:
     for consumer in status.consumers:
         if consumer.is_expired:
             yield (
-                f"! {status.name}: consumer {consumer.name!r} is expired, and its changes since "
-                f"{minute(consumer.position_at)} are not kept: 'dormouse changes {status.name} --consumer "
-                f"{consumer.name}' says how to go on"
+                f"! {status.name}: consumer {consumer.name!r} has expired, and its changes since "
+                f"{minute(consumer.position_at)} may be lost: 'dormouse changes {status.name} --consumer "
+                f"{consumer.name}' says how to continue"
             )
 
 
@@ -221,7 +225,7 @@ def _attention(status: TableStatus) -> Iterator[str]:
 
     if status.deletions:
         pending = plural(status.deletions, "deletion")
-        yield f"{status.name}: {pending} pending, which readers apply and compaction makes physical"
+        yield f"{status.name}: {pending} pending: queries hide the rows, and compaction removes them"
     for partition_id in status.one_key_partitions[:_ONE_KEY_SHOWN]:
         yield f"{status.name}: {of_one_key(partition_id)}"
     if (more := len(status.one_key_partitions) - _ONE_KEY_SHOWN) > 0:
@@ -232,14 +236,15 @@ def _attention(status: TableStatus) -> Iterator[str]:
             often = f", {last.failures} times in a row" if last.failures > 1 else ""
             given_up = _given_up(status, last.error) if last.kind == "compaction" else ""
             yield (
-                f"! {status.name}: {what} fails since {minute(last.failing_since)}{often}: {last.error}. "
+                f"! {status.name}: {what} has failed since {minute(last.failing_since)}{often}: "
+                f"{last.error}. "
                 f"{given_up}{_advice(last.kind, status.name)}"
             )
 
 
 def _advice(kind: RoundKind, table: str) -> str:
     _, command, effect = _ROUNDS[kind]
-    return f"{effect}: fix what it names, then run: dormouse {command} {table}"
+    return f"{effect}: fix the cause, then run: dormouse {command} {table}"
 
 
 def _given_up(status: TableStatus, error: str) -> str:

@@ -30,13 +30,13 @@ _BINARY = {"arrow", "parquet"}
 
 Format = Literal["table", "csv", "tsv", "json", "lines", "arrow", "parquet"]
 FormatOption = Annotated[
-    Format, typer.Option("--format", "-f", help="The format of rows; lines have a JSON object each.")
+    Format, typer.Option("--format", "-f", help="The format of the rows; lines: one JSON object per line.")
 ]
 ExplainOption = Annotated[bool, "Show what would be read, and read nothing."]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", help="Write to this file; its name tells the format, like x.parquet or x.csv.gz."
+        "--output", "-o", help="Write to this file; its name gives the format, like x.parquet or x.csv.gz."
     ),
 ]
 
@@ -68,12 +68,12 @@ def check_output(
 ) -> Format:
     """Returns the format of the output, by the file's name if none is given, before any work is done."""
     if explain and (output is not None or file_format != "table"):
-        raise InvalidInput("--explain reads no rows that --output or --format could be of: leave these out")
+        raise InvalidInput("--explain reads no rows: leave --output and --format out")
     if output is not None and file_format == "table":
         file_format = format_of(output, file_format)
         if file_format == "table":
             raise InvalidInput(
-                f"the name of {str(output)!r} tells no format: give --output {output.stem}.parquet, or "
+                f"the name {str(output)!r} does not give a format: write --output {output.stem}.parquet, or "
                 "--format csv, tsv, json, lines, arrow or parquet"
             )
     if output is not None and file_format != "table":

@@ -86,7 +86,9 @@ def parse_moment(text: str) -> str | datetime:
     try:
         return found.astimezone()
     except (OverflowError, ValueError):
-        raise InvalidInput(f"the time {text} is at an end of the calendar: give it an offset") from None
+        raise InvalidInput(
+            f"the time {text} cannot be converted from this machine's time zone: add its offset, like +00:00"
+        ) from None
 
 
 def parse_schema(
@@ -94,7 +96,9 @@ def parse_schema(
 ) -> Schema:
     """Returns the schema from `--schema`, from `--like` with its keys, or from fields."""
     if file is not None and (like or row_keys or sort_keys or values):
-        raise InvalidInput("--schema says everything: leave --like, --row-key, --sort-key and --value out")
+        raise InvalidInput(
+            "--schema already gives all columns: leave --like, --row-key, --sort-key and --value out"
+        )
     if file is not None:
         return Schema.from_json(read_json(file, InvalidSchema))
     if like is None:
@@ -147,7 +151,7 @@ def _nothing(field: Field) -> Any:
         return value_of_text(field, "")
     except InvalidInput as error:
         asked = json.dumps({field.name: None}, ensure_ascii=False)
-        raise InvalidQuery(f"{error}; rows without a value are asked for by --where '{asked}'") from None
+        raise InvalidQuery(f"{error}; to find rows without a value, write --where '{asked}'") from None
 
 
 def _condition(field: Field, text: str) -> Any:
@@ -157,7 +161,9 @@ def _condition(field: Field, text: str) -> Any:
     if len(parts) == 1:
         return value_of_text(field, parts[0])
     if len(parts) > 2:
-        raise InvalidQuery(f"{field.name!r}: {text!r} has several colons; write \\: for those of a value")
+        raise InvalidQuery(
+            f"{field.name!r}: {text!r} has several colons; write \\: for a colon inside a value"
+        )
     low, high = (value_of_text(field, part) if part else None for part in parts)
     return Range(low, high)
 
@@ -168,7 +174,7 @@ def _add_condition(where: dict[str, Any], name: str, condition: Any) -> None:
         return
     both = [*_listed(where[name]), *_listed(condition)]
     if any(isinstance(item, Range) for item in both):
-        raise InvalidQuery(f"{name!r} comes twice: give one range, or several values")
+        raise InvalidQuery(f"{name!r} is given twice: give one range, or several values")
     where[name] = both
 
 

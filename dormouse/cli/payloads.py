@@ -44,7 +44,7 @@ def put(
     content = read_json(file or Path("-"), InvalidPayload)
     with session.open() as instance:
         instance.payloads.put(tenant, id, parse_time(inserted_at), kind, content)
-    session.show({"kept": 1}, f"kept {kind} {id} of {tenant}")
+    session.show({"kept": 1}, f"stored {kind} {id} of {tenant}")
 
 
 @command(payloads, example="acme 17 2026-03-05T12:00:00Z request")
@@ -64,7 +64,7 @@ def days(session: Session, expired: Annotated[bool, "Also list dropped days."] =
     rows = [
         (
             one.day.isoformat(),
-            one.state if one.is_closed else f"{one.state}, goes on",
+            one.state if one.is_closed else f"{one.state}, not over yet",
             _doing(one),
             one.rows,
             byte_size(one.postgres_bytes),
@@ -139,7 +139,7 @@ def verify(
     with session.work("verify payloads", "payloads", read_only=not rebuild) as (instance, moved):
         report = instance.payloads.verify(parse_day(day), rebuild=rebuild, progress=moved)
     problems = report.problems
-    told = (
+    summary = (
         f"read {plural(report.payloads, 'payload')} of {plural(report.objects, 'object')}, "
         f"{byte_size(report.bytes)}: {plural(len(problems), 'problem')}"
         + (f"; {report.without_pointer:,} have no pointer" if report.without_pointer else "")
@@ -147,7 +147,7 @@ def verify(
         + (f"; {report.recovered:,} payloads of lost objects were found" if report.recovered else "")
     )
     rows = ((one.object_key, str(one.key or ""), one.detail) for one in problems)
-    session.table(report, ("object", "payload", "what is wrong"), rows, told, cell_characters_max=200)
+    session.table(report, ("object", "payload", "what is wrong"), rows, summary, cell_characters_max=200)
     if problems:
         first = f"{problems[0].object_key} {problems[0].detail}"
         raise PayloadCorrupt(f"{plural(len(problems), 'problem')}; the first: {first}")
@@ -158,7 +158,7 @@ def rehydrate(session: Session, day: Day, /) -> None:
     """Copy the payloads of a day back into PostgreSQL, where they stay for at least a day."""
     with session.work("rehydrate payloads", "payloads") as (instance, moved):
         count = instance.payloads.rehydrate(parse_day(day), progress=moved)
-    session.show({"rehydrated": count}, f"{plural(count, 'payload')} made hot again")
+    session.show({"rehydrated": count}, f"{plural(count, 'payload')} copied back into PostgreSQL")
 
 
 @command(payloads, example="2026-01-01 --dry-run")
@@ -179,8 +179,8 @@ def expire(
             return
         ask(yes or not due, f"drop the payloads of {plural(len(due), 'day')} permanently", done="dropped")
         gone, busy = instance.payloads.expire(day)
-    told = {"dropped": [day.isoformat() for day in gone], "busy": [day.isoformat() for day in busy]}
-    session.show(told, f"dropped {plural(len(gone), 'day')}; busy, for another time: {len(busy)}")
+    result = {"dropped": [day.isoformat() for day in gone], "busy": [day.isoformat() for day in busy]}
+    session.show(result, f"dropped {plural(len(gone), 'day')}; skipped because they are in use: {len(busy)}")
 
 
 def figure(name: str, value: Any) -> str:
@@ -207,7 +207,8 @@ def _show_done(session: Session, reports: list[OffloadReport]) -> None:
         f"{one.day} {one.work}ed: {plural(one.payloads, 'payload')} in {plural(one.objects, 'object')}, "
         f"{byte_size(one.bytes_in)} as {byte_size(one.bytes_out)} ({one.seconds:.1f} s)"
         if one.finished
-        else f"{one.day} {one.work} continues later: {one.error or 'out of time, or another worker has it'}"
+        else f"{one.day} {one.work} continues later: "
+        f"{one.error or 'the time limit was reached, or another worker holds the day'}"
         for report in reports
         for one in report.days
     ]

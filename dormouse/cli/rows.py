@@ -44,7 +44,7 @@ RowId = Annotated[int, "A ROW_ID."]
 RowVersion = Annotated[int | None, "A version of the row [the newest].", bounds(1)]
 
 app = group()
-rows = group("rows", "Tables whose rows have ids and versions, and are edited by many.")
+rows = group("rows", "Work with row tables: their rows have ids and versions, and many people can edit them.")
 app.add_typer(rows)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
@@ -83,7 +83,7 @@ def create(
 ) -> None:
     """Make a row table. Types: INTEGER, DOUBLE, STRING, DATE, BOOLEAN, ENTITY, LINK, FILE, JSON."""
     if sum(one is not None for one in (column or None, schema, like)) != 1:
-        raise InvalidInput("give its columns by --column, by --schema FILE or by --like FILE")
+        raise InvalidInput("give the columns by --column, by --schema FILE or by --like FILE")
     columns = _columns(column or [], schema, like, how)
     with session.open(create=True) as instance:
         made = instance.create_row_table(table, columns).columns()
@@ -200,9 +200,9 @@ def _page(page: Page, count: int) -> Any:
         dict(zip(names, (*key, *map(_readable, kinds, (row[number] for number in numbers))), strict=True))
         for key, row in zip(ids, page.rows, strict=True)
     ]
-    told = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
+    summary = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
     more = [f"the next: --page {page.next_page}"] if page.next_page else []
-    return Group(rows_table(names, rows), told, *more)
+    return Group(rows_table(names, rows), summary, *more)
 
 
 def _readable(kind: str, value: Any) -> Any:
@@ -269,7 +269,7 @@ def snapshot(
         of = instance.row_table(table)
         if name is None:
             if drop:
-                raise InvalidInput("say which snapshot to drop")
+                raise InvalidInput("give the name of the snapshot to drop")
             known = of.snapshots()
             cells = ((one.name, one.version, one.taken_at) for one in known)
             heads = ("snapshot", "version", "taken")
@@ -360,7 +360,7 @@ def download(
     table: TableName,
     file: Annotated[
         str,
-        "A file, CSV unless its name tells another format, like x.tsv, x.json, x.parquet or x.csv.gz; - for "
+        "A file, CSV unless its name gives another format, like x.tsv, x.json, x.parquet or x.csv.gz; - for "
         "stdout.",
     ],
     /,
@@ -456,7 +456,7 @@ def _preview_table(preview: CsvPreview) -> object:
     cells = [["" if cell is None else cell for cell in row] for row in preview.rows]
     rows = [[*row, *[""] * (len(heads) - len(row))] for row in cells]
     read = plural(preview.row_count, "row")
-    told = f"{read} in all" if preview.is_whole else f"the first {read} were looked at; --whole looks at all"
+    summary = f"{read} in all" if preview.is_whole else f"only the first {read} were read; --whole reads all"
     ids = ["its rows have ids: an upload updates them"] if preview.has_row_ids else []
     if len(heads) > _COLUMNS_BESIDE:
         beside = rows[:_ROWS_BESIDE]
@@ -465,7 +465,7 @@ def _preview_table(preview: CsvPreview) -> object:
             ids = [f"{fewer}; --json has all {len(rows)}", *ids]
         cells_of_column = [[head, *(row[number] for row in beside)] for number, head in enumerate(heads)]
         heads, rows = ["column", *(f"row {number + 1}" for number in range(len(beside)))], cells_of_column
-    return Group(grid(heads, rows), told, *ids)
+    return Group(grid(heads, rows), summary, *ids)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def status(
     from dormouse.aws.status import status as look
 
     if table is not None:
-        raise typer.BadParameter("'dormouse table show' shows a deployed instance's tables")
+        raise typer.BadParameter("for a table of a deployed instance, use 'dormouse table show'")
     state = look(_found(session, makes=False))
     session.show(state, lambda: _picture(state))
 
@@ -98,7 +98,7 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
         from dormouse.aws.aws import has_credentials
 
         if not has_credentials():
-            say(f"{session.instance} is taken for a new folder: there are no AWS credentials here")
+            say(f"there are no AWS credentials, so {session.instance} is taken as the name of a new folder")
             return None
     return _found(session, makes=makes)
 
@@ -110,7 +110,7 @@ def _is_deployed(session: Session) -> bool:
     if session.region or session.profile:
         if session.instance is None:
             raise typer.BadParameter(
-                "--region and --profile go with --instance and the id of a deployed instance"
+                "--region and --profile need --instance with the id of a deployed instance"
             )
         return True
     given = session.instance
@@ -124,10 +124,11 @@ def _found(session: Session, *, makes: bool) -> DeployedInstance:
     except (InstanceError, InvalidInput) as error:
         if session.region or session.profile:
             raise
-        folder = f"; to make a folder, say --instance ./{session.instance}" if makes else ""
+        folder = f"; to create a folder, give --instance ./{session.instance}" if makes else ""
         kind = InvalidInput if isinstance(error, InvalidInput) else NotAnInstance  # exit codes differ
         raise kind(
-            f"{session.instance} is no folder, and as for a deployed instance: {error}{folder}"
+            f"there is no folder {session.instance}, and it cannot be used as a deployed instance: "
+            f"{error}{folder}"
         ) from error
 
 
@@ -157,7 +158,7 @@ def _end_of_pause(report: Report) -> str:
     if report.dry_run:
         return f"{report.instance}: nothing was changed"
     if report.database == "stopping":
-        return f"{report.instance} is paused; AWS has accepted to stop its database, which takes some minutes"
+        return f"{report.instance} is paused; AWS is stopping its database, which takes some minutes"
     return f"{report.instance} {'is' if report.changed else 'was'} paused, its database is {report.database}"
 
 
@@ -165,7 +166,8 @@ def _end_of_resume(report: Report) -> str:
     if report.dry_run:
         return f"{report.instance}: nothing was changed"
     return (
-        f"{report.instance} {'runs' if report.changed else 'ran already'}, its database is {report.database}"
+        f"{report.instance} {'runs' if report.changed else 'was already running'}, its database is "
+        f"{report.database}"
     )
 
 
@@ -203,7 +205,7 @@ def _picture(shown_status: Status) -> Any:
     parts += [grid(heads, queues)] if queues else []
     parts += [shown_status.offer] if shown_status.offer else []
     parts += [
-        f"cluster {one}, which it no longer uses, still costs money: delete it"
+        f"cluster {one} is no longer used but still costs money: delete it"
         for one in shown_status.left_behind
     ]
     parts += [
@@ -298,8 +300,11 @@ def restore_objects(
     with progress("restore objects", unit="objects") as moved:
         report = restore(instance, moment, objects=objects, dry_run=dry_run, progress=moved)
     if objects is None and instance.desired != "paused" and not dry_run:
-        say(f"{instance.id} runs, and may have collected garbage meanwhile: pause it, and run this again")
-    back = "would come back" if dry_run else "came back"
+        say(
+            f"{instance.id} is running and may have deleted more objects meanwhile: pause it, then run "
+            f"this again"
+        )
+    back = "would be restored" if dry_run else "were restored"
     since = f"{moment.astimezone(UTC):%F %T}"
     session.show(report, f"{plural(report.count, 'object')} deleted since {since} UTC {back}")
 
@@ -316,11 +321,12 @@ def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bo
         report = restore_deployment(
             instance, moment, commits=commits, dry_run=dry_run, tell=tell, ended=ended, progress=moved
         )
-    back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
+    back = f"{plural(report.objects.count, 'object')} {'would be' if dry_run else 'were'} restored"
     version = report.engine_version
     later = f' and database.engine_version = "{version}" or later' if version else ""
     after = (
         f'Now set database.snapshot = "{report.snapshot}"{later}, deploy, and resume {instance.id}. The '
-        f"former cluster, {instance.cluster}, still exists and costs money: delete it when all is well"
+        f"former cluster, {instance.cluster}, still exists and costs money: delete it when the restored "
+        f"instance works"
     )
     session.show(report, f"{back}\n{f'{instance.id}: nothing was changed' if dry_run else after}")

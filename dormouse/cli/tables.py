@@ -73,7 +73,7 @@ def create(
     """Create a table. Types: int long string bytes timestamp date; values also double float boolean
     decimal(p,s) list<t> map<k,v> struct<name:t,…>; with ? at the end where nulls are allowed."""
     if like is None and (type or key_row_number):
-        raise InvalidInput("--type and --key-row-number go with --like")
+        raise InvalidInput("--type and --key-row-number need --like")
     sample = None if like is None else given_files([str(like)], type)
     if sample is not None and key_row_number:
         sample = replace(sample, row_number=ROW_NUMBER)
@@ -85,12 +85,12 @@ def create(
         properties={key: item for key, item in parse_properties(property or []).items() if item is not None},
     )
     made = ask_tables(session, request, create=True)
-    session.show(made, f"table {name} is made, of {plural(len(request.split_points) + 1, 'partition')}")
+    session.show(made, f"created table {name} with {plural(len(request.split_points) + 1, 'partition')}")
 
 
 @command(table, on="any")
 def list_(session: Session) -> None:
-    """List the tables by name, with row tables marked; 'dormouse rows list --json' lists only these."""
+    """List the tables by name, with row tables marked; 'dormouse rows show' lists only row tables."""
     listed = ask_tables(session, ListRequest(marked=True), read_only=True)
     lines = (f"{name} (row table)" if is_row_table else name for name, is_row_table in listed)
     session.lines([name for name, _ in listed], lines, empty="there are no tables yet")
@@ -141,7 +141,7 @@ def convert_layout(session: Session, request: ConvertLayoutRequest) -> None:
     before, target, files = now["was"], now["layout"], now.pop("files")
     verb = "would convert" if request.dry_run else "converted"
     did = f"{verb} table {request.table} of {plural(files, 'file')}"
-    same = f"table {request.table} has the layout {target} already; nothing is changed"
+    same = f"table {request.table} already has the layout {target}; nothing was changed"
     session.show(now, same if before == target else f"{did} from {before} to {target}")
 
 

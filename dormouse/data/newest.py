@@ -209,8 +209,8 @@ def places_of(store: ObjectStore, name: str) -> Places:
     """Returns the places of a file from its footer; raises `ObjectNotFound` or `InvalidData`."""
     sequence, deleted_at = chunks_of(store, name, (SEQUENCE, DELETED_AT))
     first, last = ends_of(sequence) or (None, None)
-    told = ((one.statistics, one.num_values) for one in deleted_at)
-    has_marks = any(s is None or not s.has_null_count or s.null_count < values for s, values in told)
+    statistics = ((one.statistics, one.num_values) for one in deleted_at)
+    has_marks = any(s is None or not s.has_null_count or s.null_count < values for s, values in statistics)
     return Places(first, last, has_marks)
 
 
@@ -227,7 +227,7 @@ def chunks_of(
 
 def ends_of(chunks: Sequence[pq.ColumnChunkMetaData]) -> tuple[int, int] | None:
     """Returns the smallest and the largest value of an integer column, or None if not known."""
-    told = [one.statistics for one in chunks]
-    if not told or any(one is None or not one.has_min_max for one in told):
+    statistics = [one.statistics for one in chunks]
+    if not statistics or any(one is None or not one.has_min_max for one in statistics):
         return None
-    return min(one.min_raw for one in told), max(one.max_raw for one in told)
+    return min(one.min_raw for one in statistics), max(one.max_raw for one in statistics)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with until_told_to_stop():
             done, failure = given.work(given)
     except Stopped:
-        failure = f"{given.name} was stopped; its unfinished work was put back"
+        failure = f"{given.name} was stopped; its unfinished work was returned"
     except InvalidInput as error:
         logger.error("%s", error)  # noqa: TRY400
         return BAD_USAGE

@@ -305,7 +305,8 @@ class ChangesStream(DataSourceStreamReader):
         position = Position(offset["epoch"], offset["snapshot"], at, offset["made_at"])
         if "life" in offset and not is_of_life(known, offset["life"], position):
             raise InvalidInput(
-                f"the checkpoint is ahead of the database of table {table.name!r}, which was restored to an "
+                f"the checkpoint is newer than the database of table {table.name!r}, which was restored to "
+                f"an "
                 "earlier time: give the query a checkpoint of its own, and a moment as changes_after"
             )
         return position

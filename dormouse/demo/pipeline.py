@@ -393,5 +393,5 @@ def _close(screen: Screen, report: DemoReport, dataset: Dataset, *, keep: bool) 
     screen.say(f"{report.seconds:.0f} seconds in all; {verdict}.")
     if not keep:
         return
-    screen.say(f"The data is in {report.folder} (garbage goes at once there: gc_delay_seconds=0). Try:")
+    screen.say(f"The data is in {report.folder} (gc_delay_seconds=0: unused files are deleted at once). Try:")
     screen.say(f'  dormouse sql -i {shlex.quote(report.folder)} "{dataset.next_statement()}"')

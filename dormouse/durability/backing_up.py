@@ -74,7 +74,7 @@ def _note(supplier: Supplier, query: str, target: ObjectStore, name: str) -> Non
         on_disk(conn)
         conn.execute(_QUERIES[query].on(), {"place": target.url, "name": name})
 
-    run_transaction(supplier, work, operation="note a backup")
+    run_transaction(supplier, work, operation="record a backup")
 
 
 def wanted(ledgers: Ledgers, records: Iterable[str], get: Callable[[str], bytes]) -> Iterator[LedgerObject]:
@@ -112,7 +112,9 @@ def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]
     after = (NIL, NIL)
     while True:
         values = {"commit_key": after[0], "message_id": after[1], "limit": PAGE_MESSAGES}
-        page = run_lookup(supplier, rows_of(_QUERIES["submitted"], values), operation="look at what waits")
+        page = run_lookup(
+            supplier, rows_of(_QUERIES["submitted"], values), operation="read waiting commit requests"
+        )
         for *_, body in page:
             with suppress(InvalidCommitRequest, InvalidName, ObjectNotFound):  # the committer reports these
                 name = object_of(body)

@@ -380,8 +380,9 @@ class BackupWriter:
         """Records a damaged or missing object in the backup; raises unless `despite_damage`."""
         if not self._despite_damage:
             raise BackupDamaged(
-                f"{source.url}/{name} {fault}; nothing is backed up. 'dormouse check --deep' lists what is "
-                "damaged: bring it back from an earlier backup, or back up the rest by --despite-damage"
+                f"{source.url}/{name} {fault}; nothing was backed up. 'dormouse check --deep' lists all "
+                f"damaged objects: restore them from an earlier backup, or back up the others with "
+                f"--despite-damage"
             )
         with self._counting:
             self._damaged.append(Damaged(name, fault.text))
@@ -399,7 +400,8 @@ def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
     path = store.local_path(MANIFEST)
     if path is not None and not path.parent.is_dir():
         raise ObjectStoreError(
-            f"{store.url} is not there; if its backups are deleted for good, put an empty folder there"
+            f"{store.url} does not exist; if its backups were deleted permanently, create an empty folder "
+            f"there"
         )
     marks = (each.split("/") for each, _ in store.list("") if each.count("/") == 1)
     marked = {(name, mark) for name, mark in marks if NAME.fullmatch(name)}

@@ -290,7 +290,7 @@ class Durability:
         names = [each.holder for each in self.holds()]
         if holder not in names or not release(self._supplier, holder):
             known = ", ".join(map(repr, names)) or "none"
-            raise InvalidInput(f"nothing is held by {holder!r}; there are: {known}")
+            raise InvalidInput(f"there is no hold {holder!r}; the holds are: {known}")
 
 
 def _is_below(path: Path, folder: Path) -> bool:

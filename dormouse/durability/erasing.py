@@ -196,20 +196,20 @@ class Elsewhere:
             store = open_store(place)
             whole, unfinished = listed_backups(store)
         except DormouseError as error:
-            yield from ((name, f"cannot be looked at: {error}") for name in noted or ["?"])
+            yield from ((name, f"could not be checked: {error}") for name in noted or ["?"])
             return
         for name in whole:
             try:
                 if self._holds(store, name, list(objects_of(store, backup_of(store, name))), files):
                     yield name, None
             except DormouseError as error:
-                yield name, f"cannot be looked at: {error}"
+                yield name, f"could not be checked: {error}"
         for name in unfinished:
             try:
                 if name in noted or self._holds(store, name, objects_in(store, name), files):
-                    yield name, "not whole: it is being taken, or was killed; it may hold rows"
+                    yield name, "incomplete: it is still being made, or was interrupted; it may contain rows"
             except DormouseError as error:
-                yield name, f"not whole, and cannot be looked at: {error}"
+                yield name, f"incomplete, and could not be checked: {error}"
 
     def _holds(self, store: ObjectStore, backup: str, objects: Iterable[str], files: set[str]) -> bool:
         """Returns whether any of the objects of a backup has rows of the erasure."""
@@ -377,8 +377,8 @@ def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime
 def _question(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
     if is_keyed(context.properties) and names_values(context, where):
         raise InvalidQuery(
-            f"erase from table {context.table.name!r}, which keeps one row a key: name row keys, as its "
-            "older rows have other values; table.query finds the keys"
+            f"erase from table {context.table.name!r}, which keeps one row per key: give conditions on row "
+            f"keys only, because older rows of a key may have other values; table.query finds the keys"
         )
     return asked_to_delete(context, where)
 
@@ -493,8 +493,9 @@ class _Erasing:
             for result in results:
                 if result.outcome == "given_up":
                     raise JobFailed(
-                        f"table {self._context.table.name!r}: rows are deleted and not erased, as files that "
-                        f"have them cannot be merged: {result.error}; fix the cause, and erase them again"
+                        f"table {self._context.table.name!r}: the rows are deleted but not erased, because "
+                        f"files that contain them cannot be merged: {result.error}; fix the cause, and "
+                        f"erase them again"
                     )
 
     def wait_for_readers(self) -> list[str]:
@@ -518,8 +519,9 @@ class _Erasing:
             time.sleep(min(backoff_seconds(tries), 1.0))
         if held:
             raise TableBusy(
-                f"table {self._context.table.name!r}: the rows are deleted, and the files that have them are "
-                f"not freed, as {held[0]!r} needs them: erase them again when it has ended, or end it by "
+                f"table {self._context.table.name!r}: the rows are deleted but not erased, because "
+                f"{held[0]!r} still needs files that contain them: erase them again when it has ended, or "
+                f"end it by "
                 "'dormouse holds --release'",
                 table=self._context.table.name,
             )
@@ -537,7 +539,7 @@ class _Erasing:
             if failed:
                 name, why = failed[0]
                 raise ObjectStoreError(
-                    f"the rows are deleted and not erased: {len(failed)} objects could not be deleted, such "
+                    f"the rows are deleted but not erased: {len(failed)} objects could not be deleted, such "
                     f"as {name}: {why}; erase them again"
                 )
             versions += elsewhere.delete_versions(names)

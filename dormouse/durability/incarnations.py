@@ -160,7 +160,7 @@ def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
         fields = json.loads(objects.get(name))
         return str(fields[key]), str(fields["made"])
     except (ValueError, KeyError, TypeError):
-        raise NotAnInstance(f"{objects.url}/{name} is not Dormouse's") from None
+        raise NotAnInstance(f"{objects.url}/{name} was not written by Dormouse") from None
 
 
 def written_now() -> str:
@@ -204,12 +204,12 @@ class Incarnation:
 
 def known(supplier: Supplier) -> list[Incarnation]:
     """Returns the last incarnations that the database has, the latest first."""
-    return run_lookup(supplier, _latest(KEPT), operation="look at incarnations")
+    return run_lookup(supplier, _latest(KEPT), operation="read incarnations")
 
 
 def last_adopted(supplier: Supplier) -> int:
     """Returns the number of the incarnation that the last adoption began; 0 if there was none."""
-    return int(run_lookup(supplier, rows_of(_QUERIES["adopted"]), operation="look at incarnations")[0][0])
+    return int(run_lookup(supplier, rows_of(_QUERIES["adopted"]), operation="read incarnations")[0][0])
 
 
 def on_disk(conn: psycopg.Connection[Any]) -> None:

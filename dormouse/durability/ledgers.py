@@ -121,7 +121,7 @@ class JobObjects:
         """Returns the names that are of no job in the database, in whatever state."""
         keys = of_jobs(names)
         work = rows_of(_QUERIES["known"], {"job_keys": list(set(keys.values()))})
-        rows = run_lookup(self._supplier, work, operation="look for jobs of objects") if keys else []
+        rows = run_lookup(self._supplier, work, operation="find jobs of objects") if keys else []
         known = {key for (key,) in rows}
         return [name for name in names if keys.get(name) not in known]
 

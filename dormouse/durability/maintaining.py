@@ -65,14 +65,14 @@ class InstanceRounds:
 
     def read(self) -> list[InstanceRound]:
         """Returns the last round of each kind."""
-        rows = run_lookup(self._supplier, rows_of(_QUERIES["rounds"]), operation="look at rounds")
+        rows = run_lookup(self._supplier, rows_of(_QUERIES["rounds"]), operation="read rounds")
         return [InstanceRound(*row) for row in rows]
 
     def is_due(self, kind: str, every_seconds: float) -> bool:
         """Returns whether `every_seconds` have passed since the last round, or an hour since a failed one."""
         values = {"kind": kind, "every_seconds": every_seconds, "again_seconds": AGAIN_SECONDS}
         work = rows_of(_QUERIES["is_due"], values)
-        return bool(run_lookup(self._supplier, work, operation="look at rounds")[0][0])
+        return bool(run_lookup(self._supplier, work, operation="read rounds")[0][0])
 
     def run(self, kind: str, work: Callable[[], object]) -> None:
         """Runs a round, and records how it ended."""
@@ -87,7 +87,9 @@ class InstanceRounds:
     def divide(self, kind: str, into: Sequence[str]) -> None:
         """Replaces a kind of rounds by several; if it had failed, each of them counts as failed."""
         values = {"kind": kind, "into": list(into)}
-        run_transaction(self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a round")
+        run_transaction(
+            self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a kind of rounds"
+        )
 
     @contextmanager
     def alone(self) -> Iterator[SessionLock]:
@@ -97,17 +99,17 @@ class InstanceRounds:
         """
         taken_over = partial(
             MaintenanceTakenOver,
-            "the connection to the database was lost for a moment, and another process has maintained this "
-            "instance since: one is enough, so this one ends",
+            "the connection to the database was lost for a moment, and another process maintains this "
+            "instance now, so this one ends",
         )
         with SessionLock(self._supplier, _QUERIES["alone"], lost=taken_over) as lock:
             if not lock.take():
-                raise InstanceLocked("another process maintains this instance: one is enough")
+                raise InstanceLocked("another process already maintains this instance")
             yield lock
 
     def _record(self, kind: str, began: float, error: str | None) -> None:
         values = {"kind": kind, "seconds": time.monotonic() - began, "error": error}
-        run_transaction(self._supplier, rows_of(_QUERIES["record"], values), operation="remember a round")
+        run_transaction(self._supplier, rows_of(_QUERIES["record"], values), operation="record a round")
 
 
 CYCLE_SECONDS = 30.0

@@ -88,10 +88,10 @@ logger = logging.getLogger(__name__)
 _QUERIES = load(__file__, "ownership")
 _A_COPY = (
     "the database is a copy of the one that owns the object store (restored, cloned, or moved to another "
-    "server): reading works. 'dormouse adopt' makes this one the owner"
+    "server): it can only be read. To make it the owner, run 'dormouse adopt'"
 )
 _BEGUN = (
-    "the adoption of this database has begun, and waits for deletions of the previous owner: run "
+    "the adoption of this database has begun, and waits until the previous owner's deletions end: run "
     "'dormouse adopt' again"
 )
 
@@ -155,11 +155,14 @@ def wait_for_deletions(
             tell(f"{_of(left)} to delete objects: waiting up to {this.seconds_left:.0f} s for its end")
     if not force:
         raise InstanceLocked(
-            f"{_of(left)} to delete objects for the previous owner, and may go on at any time: end it, then "
-            "run 'dormouse adopt' again. (With --force it is taken for ended; should it go on, the objects "
-            "that it deletes are lost to this database)"
+            f"{_of(left)} to delete objects for the previous owner, and may continue at any time: end it, "
+            f"then run 'dormouse adopt' again. (--force assumes that it has ended; if it continues, this "
+            f"database loses the objects that it deletes)"
         )
-    logger.warning("%s to delete objects, and is taken for ended: what it deletes later is lost", _of(left))
+    logger.warning(
+        "%s to delete objects, and is assumed to have ended: objects that it deletes later are lost",
+        _of(left),
+    )
     take_back(objects, [each.name for each in left])
 
 
@@ -209,7 +212,8 @@ class Milestones:
             return uuid is None or self._give(mine.number, mine.milestone + 1, uuid, seen)
         except DormouseError as error:
             logger.warning(
-                "no milestone was passed, so a restore of the database may not be noticed: %s", error
+                "the milestone could not be written, so a restore of the database may not be noticed: %s",
+                error,
             )
             return True
 
@@ -225,7 +229,7 @@ class Milestones:
             row = conn.execute(_QUERIES["pass"].on(), values).fetchone()
             return None if row is None else str(row[0])
 
-        return run_transaction(self._supplier, work, operation="pass a milestone")
+        return run_transaction(self._supplier, work, operation="record a milestone")
 
     def _give(self, number: int, milestone: int, uuid: str, seen: Records) -> bool:
         """Writes a milestone to the store, and deletes earlier ones.
@@ -433,8 +437,8 @@ class Ownership:
             return self._was_put_back(seen)
         if self._was_ours or (ours and ours[max(ours)].here):
             return InstanceTakenOver(
-                f"another database owns {self._objects.url} since {made}, or this one was put back as it was "
-                "before that: nothing was changed. Use the latest one, or only read this one; 'dormouse "
+                f"another database owns {self._objects.url} since {made}, or this one was restored to an "
+                f"earlier state: nothing was changed. Use the latest one, or only read this one; 'dormouse "
                 "adopt' makes this one the owner again"
             )
         return InstanceIsACopy(_A_COPY)
@@ -459,16 +463,16 @@ class Ownership:
         kind = InstanceTakenOver if self._was_ours else InstanceIsACopy
         _, made = read_record(self._objects, milestone_name(seen.last, seen.milestone), "milestone_id")
         return kind(
-            f"the database is older than {self._objects.url} knows it since {made}: it was restored to an "
-            "earlier state, or another copy of it goes on. What was committed there is not in this one, "
-            "which only reads. Use the latest one; 'dormouse adopt' makes this one the owner"
+            f"the database is older than the state that {self._objects.url} recorded at {made}: it was "
+            f"restored to an earlier state, or another copy of it is in use. Later commits are missing in "
+            f"this one, so it can only be read. Use the latest one; 'dormouse adopt' makes this one the owner"
         )
 
     def _store_is_older(self, has: str) -> InstanceReadOnly:
         return InstanceReadOnly(
             f"{self._objects.url} is older than the database, or lost its folder {FOLDER}/: it has {has}, "
-            "which only reads. Give the store of the database; or, if its objects were brought back, take "
-            "this one: 'dormouse adopt'"
+            f"so this database can only be read. Give the store of the database; or, if its objects were "
+            f"restored, use this store: 'dormouse adopt'"
         )
 
     # ------------------------------------------------------------------ becoming the owner
@@ -483,13 +487,13 @@ class Ownership:
             return False
         intends = any(not each.confirmed and each.reason == "made" for each in ours)
         has_files = rows_of(_QUERIES["has_files"])
-        if not intends and run_lookup(self._supplier, has_files, operation="look for files")[0][0]:
+        if not intends and run_lookup(self._supplier, has_files, operation="find files")[0][0]:
             raise _not_ours(instance_id, self._objects)
         for record in sorted({"data", *RECORDS} - {STAGING, MARKER, INCOMING}):
             if next(iter(self._objects.list(record)), None) is not None:
                 raise ObjectStoreIsNotOurs(
-                    f"{self._objects.url} has objects in {record!r}, and no {MARKER}: it is another "
-                    "instance's, or what is left of one; give an empty place"
+                    f"{self._objects.url} has objects in {record!r}, and no {MARKER}: it belongs to "
+                    f"another instance, or was left by one; give an empty place"
                 )
         with suppress(ObjectAlreadyExists):
             self._objects.put(MARKER, json.dumps({"instance_id": instance_id}).encode())
@@ -510,7 +514,7 @@ class Ownership:
             return intend(conn, number, reason, began_xid)
 
         with suppress(psycopg.errors.UniqueViolation):  # another process makes the same one
-            self._give(run_transaction(self._supplier, work, operation="intend an incarnation"), over)
+            self._give(run_transaction(self._supplier, work, operation="announce an incarnation"), over)
 
     def _give(self, intended: Incarnation, over: Callable[[], object]) -> None:
         """Writes an intended incarnation to the store, and confirms it; an adoption first calls `over`."""
@@ -539,7 +543,7 @@ def check_mark(instance_id: str, objects: ObjectStore, *, owned: bool = False) -
             raise _not_ours(instance_id, objects) from None
         raise NotAnInstance(f"{objects.url} is not the object store of a Dormouse instance") from None
     except (ValueError, KeyError, TypeError):
-        raise NotAnInstance(f"{objects.url}/{MARKER} is not Dormouse's") from None
+        raise NotAnInstance(f"{objects.url}/{MARKER} was not written by Dormouse") from None
     if owner != instance_id:
         raise NotAnInstance(
             f"{objects.url} belongs to instance {owner}, the database to {instance_id}; use the two that "
@@ -550,5 +554,5 @@ def check_mark(instance_id: str, objects: ObjectStore, *, owned: bool = False) -
 def _not_ours(instance_id: str, objects: ObjectStore) -> ObjectStoreIsNotOurs:
     return ObjectStoreIsNotOurs(
         f"{objects.url} is not the object store of instance {instance_id}, whose database has files: it has "
-        f"no {MARKER}. Give the store that the files are in; if it was emptied, bring its objects back"
+        f"no {MARKER}. Give the store that the files are in; if it was emptied, restore its objects"
     )

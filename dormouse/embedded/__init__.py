@@ -24,7 +24,7 @@ def is_instance(folder: Path) -> bool:
     try:
         found = int(json.loads(text)["format"])
     except (ValueError, KeyError, TypeError):
-        raise NotAnInstance(f"{folder / MARKER} is not Dormouse's") from None
+        raise NotAnInstance(f"{folder / MARKER} was not written by Dormouse") from None
     if found > FORMAT:
         raise InstanceTooNew(f"{folder} has format {found}, this Dormouse knows {FORMAT}; upgrade Dormouse")
     return True

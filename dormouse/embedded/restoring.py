@@ -115,7 +115,7 @@ def restore(
         raise BackupDamaged(
             f"{store.url}/{found.name} was taken despite damage, and lacks {len(found.damaged):,} of the "
             f"objects; the first: {first.name} {first.fault}. Restore another one ('dormouse backups' lists "
-            "them), or the rest of it by --despite-damage"
+            "them), or restore the other objects with --despite-damage"
         )
     folder = Path(into).expanduser().absolute()
     if not check and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -230,7 +230,7 @@ class _Bringer:
             with self._objects.staged(has.name) as path:
                 fetch(self._store, self._backup, has, path)
         except BackupDamaged as error:
-            self._lose(one, error, "is damaged, or gone, in the backup")
+            self._lose(one, error, "is damaged or missing in the backup")
             return None
         return has
 

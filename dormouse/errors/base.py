@@ -241,8 +241,8 @@ class RowConflict(RowError):
         named = ", ".join(f"row {i} (sent {sent}, now {now})" for i, sent, now in rows[:_NAMED_MAX])
         more = f" and {len(rows) - _NAMED_MAX:,} more" if len(rows) > _NAMED_MAX else ""
         super().__init__(
-            f"table {table!r}: changed since they were read: {named}{more}; nothing was changed: read them "
-            "again, and send the change with their new versions",
+            f"table {table!r}: rows were changed after you read them: {named}{more}; nothing was changed: "
+            f"read them again, and send the change with their new versions",
             table=table,
             rows=[list(row) for row in rows[:CONFLICT_ROWS_MAX]],
         )

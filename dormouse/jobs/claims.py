@@ -85,7 +85,7 @@ def expire(
     if not ENDED_DAYS.may_roll(supplier):
         return 0  # only the role that owns the partitions may drop them
     # a hold keeps days for copies of the database; they drop days from before the hold themselves
-    held = run_lookup(supplier, rows_of(_QUERIES["held_since"]), operation="look for holds")[0][0]
+    held = run_lookup(supplier, rows_of(_QUERIES["held_since"]), operation="find holds")[0][0]
     first_kept = min(ENDED_DAYS.today(supplier), held or date.max) - timedelta(days=retention_days)
     dropped = 0
     for day in [day for day in ENDED_DAYS.days(supplier) if day < first_kept]:
@@ -131,7 +131,7 @@ def _pages(supplier: Supplier, objects: ObjectStore, day: date) -> Iterator[_Pag
     after = _FIRST
     while True:
         values = {"after": after, "limit": PAGE_JOBS}
-        rows = run_lookup(supplier, rows_of(query, values), operation="look at jobs of a day")
+        rows = run_lookup(supplier, rows_of(query, values), operation="read jobs of a day")
         if not rows:
             return
         page = _Page([], [], [])

@@ -92,7 +92,7 @@ with me as (
     from (select set_config('synchronous_commit', 'off', true)) as quick
     where worker_id = %(worker_id)s and lease_until > '-infinity'
     returning worker_id
-), told as (
+), reported as (
     update job j
     set current = t.current, total = t.total, message = t.message, told_at = clock_timestamp()
     from unnest(%(job_keys)s::uuid[], %(currents)s::bigint[], %(totals)s::bigint[], %(messages)s::text[])

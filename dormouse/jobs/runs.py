@@ -270,5 +270,5 @@ class WorkerPulse:
 
     def _lose(self, runs: Mapping[UUID, Run]) -> None:
         for run in list(runs.values()):
-            run.progress.end(JobLost(f"job {run.claim.job_id!r} is another worker's now"))
+            run.progress.end(JobLost(f"job {run.claim.job_id!r} now belongs to another worker"))
         self._wake()

@@ -301,7 +301,7 @@ class JobStore:
     def _found(self, job_id: str, owner: str | None) -> Job:
         check_owner(owner)
         work = rows_of(_FIND, {"job_key": job_key(job_id)})
-        rows = run_lookup(self._supplier, work, operation="look for a job")
+        rows = run_lookup(self._supplier, work, operation="find a job")
         job = _job(rows[0], owner) if rows else None
         if job is None or (owner is not None and job.owner != owner):
             raise JobNotFound(f"there is no job {job_id!r}, or it is another owner's", job_id=job_id)
@@ -310,14 +310,16 @@ class JobStore:
     def _check_same(self, job_id: str, kind: str, owner: str | None, text: str) -> None:
         job = self._found(job_id, None)
         if (job.kind, job.owner) != (kind, owner):
-            raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own", job_id=job_id)
+            raise JobIdTaken(
+                f"the id {job_id!r} belongs to another job: give each job its own", job_id=job_id
+            )
         try:
             before = request_of(self._payloads, job)
         except (PayloadExpired, PayloadNotFound):
             return
         if compared(kind, before) != compared(kind, decode(text)):
             raise CommitIdReused(
-                f"the id {job_id!r} is that of a job with another request; nothing was started: give each "
+                f"the id {job_id!r} belongs to a job with another request; nothing was started: give each "
                 "job its own",
                 commit_id=job_id,
             )
@@ -325,7 +327,7 @@ class JobStore:
     def _kind_id(self, kind: str) -> int:
         if (kind_id := self._kind_ids.get(kind)) is None:
             work = rows_of(_QUERIES["kind"], {"name": kind})
-            kind_id = run_statement(self._supplier, work, operation="look for a kind of job")[0][0]
+            kind_id = run_statement(self._supplier, work, operation="find a kind of job")[0][0]
             self._kind_ids[kind] = kind_id
         return kind_id
 

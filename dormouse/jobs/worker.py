@@ -282,7 +282,7 @@ class Worker:
 
     def _lose(self) -> None:
         """Drops all jobs after the lease was lost, as other workers have them; registers as a new worker."""
-        logger.warning("worker: it was found dead; other workers have its %d jobs", len(self._running))
+        logger.warning("the worker was taken for dead; other workers have its %d jobs", len(self._running))
         # first, and retried: an outage must not count as a death of its jobs' worker
         self._claims.lives(self._worker_id, self._running)
         self._drop(self._running.values(), "its worker did not renew its lease, and another one took it over")
@@ -294,7 +294,7 @@ class Worker:
 
     def _drop(self, runs: Any, why: str) -> None:
         for run in list(runs):
-            run.progress.end(JobLost(f"job {run.claim.job_id!r} is no longer this worker's: {why}"))
+            run.progress.end(JobLost(f"job {run.claim.job_id!r} no longer belongs to this worker: {why}"))
             self._forget(run)
             self._done["lost"] += 1
 
@@ -473,7 +473,7 @@ class Worker:
         try:
             return not is_shared(self._objects) or is_noted_since(self._objects, since)
         except ObjectStoreError as error:
-            logger.warning("worker: it cannot find out if there is work: %s", one_line(error))
+            logger.warning("the worker cannot look for jobs: %s", one_line(error))
             return False
 
     def _leave(self) -> None:

@@ -437,7 +437,8 @@ def _check_newest_by(schema: Schema, properties: TableProperties) -> None:
     if name is None:
         if properties.deletion_marks_seconds is not None:
             raise InvalidProperties(
-                "deletion_marks_seconds needs newest_by: without it, a mark goes when no older row can come"
+                "deletion_marks_seconds needs newest_by: without newest_by, a mark is removed as soon as "
+                "no older row can be loaded"
             )
         return
     field = next((one for one in schema.values if one.name == name), None)

@@ -73,7 +73,7 @@ class Swept:
     def warn(self) -> Swept:
         """Logs the objects that could not be deleted; returns itself."""
         for name, why in self.failed:
-            logger.warning("%s is not needed and could not be deleted: %s", name, why)
+            logger.warning("%s is no longer needed but could not be deleted: %s", name, why)
         return self
 
 

@@ -254,7 +254,7 @@ def note_activity(objects: ObjectStore) -> None:
         return
     except DormouseError as error:
         _noted.pop(objects.url, None)
-        logger.warning("activity is not noted, so schedules may come late: %s", error)
+        logger.warning("the note of activity could not be written, so schedules may start late: %s", error)
 
 
 def note_if_shared(objects: ObjectStore) -> None:

@@ -63,7 +63,7 @@ def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[
 def _drop(conn: psycopg.Connection[Any], day: date) -> None:
     names = Names(day)
     if not conn.execute(_QUERIES["expire"].on(), {"day": day, "name": names.day}).fetchall():
-        raise PayloadDayBusy(f"payloads of {day}: a worker has the day")
+        raise PayloadDayBusy(f"payloads of {day}: another worker holds the day")
     if conn.execute(_QUERIES["is_partition"].on(), {"name": names.day}).fetchall()[0][0]:
         DAYS.drop(conn, day)
     conn.execute(_QUERIES["drop_work"].on(copy=names.copy, written=names.written, old=names.old))
@@ -195,7 +195,7 @@ class Job:
                 finished = self.on(tools, lease)
             except psycopg.Error as error:
                 raise InstanceError(
-                    f"payloads of {day}: {one_line(error)}; the next run goes on with the day"
+                    f"payloads of {day}: {one_line(error)}; the next run continues with the day"
                 ) from error
         return self.report(tools, day, finished)
 

@@ -374,7 +374,7 @@ class Contents:
             index = self._reader.index(name, day_object.index_start, day_object.byte_count)
             recorded = (day_object.payloads, day_object.first, day_object.last)
             if (len(index), index[0].key, index[-1].key) != recorded:
-                raise Damaged("it has another object's payloads")
+                raise Damaged("it contains the payloads of another object")
             yield from index
         except ObjectNotFound:
             raise PayloadCorrupt(f"object {name!r} does not exist") from None

@@ -138,7 +138,7 @@ def leased(
 
 def read(supplier: Supplier, day: date) -> DayRow | None:
     """Returns the record of a day, or None if there was never any work on it."""
-    rows = run_lookup(supplier, rows_of(_QUERIES["read"], {"day": day}), operation="look at a day")
+    rows = run_lookup(supplier, rows_of(_QUERIES["read"], {"day": day}), operation="read a day")
     return DayRow(*rows[0]) if rows else None
 
 
@@ -261,22 +261,20 @@ def days(supplier: Supplier, hot_seconds: float, *, expired: bool = False) -> li
     A day is cool if it has been over for `hot_seconds`.
     """
     work = rows_of(_QUERIES["days"], {"expired": expired, "hot_seconds": hot_seconds})
-    rows = run_transaction(
-        supplier, work, read_only=True, scans=True, operation="look at the days of payloads"
-    )
+    rows = run_transaction(supplier, work, read_only=True, scans=True, operation="read the days of payloads")
     return [PayloadDay(*row) for row in rows]
 
 
 def has_rows(supplier: Supplier, day: date) -> bool:
     """Returns whether the partition of a day has any rows."""
     query = _QUERIES["has_rows"].on(day=DAYS.name(day))
-    return bool(run_lookup(supplier, rows_of(query), operation="look at a day")[0][0])
+    return bool(run_lookup(supplier, rows_of(query), operation="read a day")[0][0])
 
 
 def count_rows(supplier: Supplier, day: date, limit: int) -> int:
     """Returns the number of rows in the partition of a day, counted up to a limit."""
     query = _QUERIES["count_rows"].on(day=DAYS.name(day))
-    count: int = run_lookup(supplier, rows_of(query, {"limit": limit}), operation="look at a day")[0][0]
+    count: int = run_lookup(supplier, rows_of(query, {"limit": limit}), operation="read a day")[0][0]
     return count
 
 

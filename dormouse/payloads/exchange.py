@@ -243,7 +243,9 @@ class Exchange:
     def end(self, state: str) -> None:
         """Ends the work without an exchange, and records the day's new state."""
         run_transaction(
-            self._lease.supplier, lambda conn: self._lease.end(conn, state), operation="end with a day"
+            self._lease.supplier,
+            lambda conn: self._lease.end(conn, state),
+            operation="end the lease of a day",
         )
 
     def give_up(self, state: str, extra: Callable[[psycopg.Connection[Any]], object]) -> None:
@@ -254,7 +256,7 @@ class Exchange:
             extra(conn)
             self._lease.end(conn, state)
 
-        self._patiently(work, "give a copy up")
+        self._patiently(work, "abandon the copy of a day")
 
     def _settled(self, since: str, forget: bool) -> str:
         """Compares the writes since a snapshot while others go on. Returns the snapshot to go on from."""

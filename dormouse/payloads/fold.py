@@ -142,9 +142,7 @@ class _Fold:
         bounds = place_values("first", day_object.first) | place_values("last", day_object.last)
         values = {**bounds, "object_key": day_object.object_key}
         query = _QUERIES["in_range"].on(day=self._exchange.names.day)
-        pointers, others = run_lookup(
-            self._lease.supplier, rows_of(query, values), operation="look at a day"
-        )[0]
+        pointers, others = run_lookup(self._lease.supplier, rows_of(query, values), operation="read a day")[0]
         count = day_object.payloads
         return not others and pointers in ({count} if day_object.state == "live" else {0, count})
 
@@ -221,7 +219,7 @@ class _Fold:
             reading(self._lease.day, rows_of(query, columns(suspects))),
             read_only=True,
             scans=True,
-            operation="look at a day",
+            operation="read a day",
         )
 
 

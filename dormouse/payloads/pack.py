@@ -359,7 +359,7 @@ class PayloadObjects:
     def of_day(self, day: date, *states: str) -> list[DayObject]:
         """Returns a day's objects in some states, in the order of their payloads."""
         values = {"day": day, "states": list(states)}
-        rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="look for objects")
+        rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="find objects")
         return [DayObject(*(*row[:9], PayloadKey(*row[9:13]), PayloadKey(*row[13:]))) for row in rows]
 
     @staticmethod
@@ -407,7 +407,7 @@ class PayloadObjects:
         """Returns the names that are not of payload objects, also not of objects being written."""
         own = [name for name in names if name.startswith(f"{FOLDER}/")]
         work = rows_of(_QUERIES["known"], {"object_keys": own})
-        rows = run_lookup(self._supplier, work, operation="look for objects") if own else []
+        rows = run_lookup(self._supplier, work, operation="find objects") if own else []
         known = {name for (name,) in rows}
         return [name for name in names if name not in known]
 
@@ -416,7 +416,7 @@ class PayloadObjects:
 
         Keeps all of them for at least `READERS_SECONDS`, for readers that may still use them.
         """
-        run_transaction(self._supplier, rows_of(_QUERIES["give_up"]), operation="look for dead writers")
+        run_transaction(self._supplier, rows_of(_QUERIES["give_up"]), operation="find dead writers")
         delays = {"delay_seconds": READERS_SECONDS, "kept_seconds": max(READERS_SECONDS, kept_seconds)}
         return sweep(self._objects, self._pages("deletable", **delays), self._forget).warn()
 
@@ -428,7 +428,7 @@ class PayloadObjects:
         after = ""
         while True:
             work = rows_of(_QUERIES[query], {**values, "after": after, "limit": PAGE_OBJECTS})
-            page = run_lookup(self._supplier, work, operation="look for objects")
+            page = run_lookup(self._supplier, work, operation="find objects")
             if not page:
                 return
             yield page

@@ -101,7 +101,7 @@ def recover_pointers(tools: Tools) -> list[str]:
 def was_adopted_lately(supplier: Supplier) -> bool:
     """Returns whether the hold of an adoption is active. It lasts for a week by default."""
     work = rows_of(_QUERIES["was_adopted_lately"])
-    return bool(run_lookup(supplier, work, operation="look for holds")[0][0])
+    return bool(run_lookup(supplier, work, operation="find holds")[0][0])
 
 
 def _recovered(tools: Tools, day: date, lost: Sequence[str]) -> str:
@@ -275,12 +275,12 @@ class _Rebuilding:
         states: dict[str, str] = {}
         for at in range(0, len(names), PAGE_OBJECTS):
             work = rows_of(_QUERIES["any_state"], {"object_keys": names[at : at + PAGE_OBJECTS]})
-            states.update(run_lookup(self._tools.supplier, work, operation="look for objects"))
+            states.update(run_lookup(self._tools.supplier, work, operation="find objects"))
         return states
 
     def _is_adopted(self) -> bool:
         work = rows_of(_QUERIES["was_adopted"])
-        return bool(run_lookup(self._tools.supplier, work, operation="look at incarnations")[0][0])
+        return bool(run_lookup(self._tools.supplier, work, operation="read incarnations")[0][0])
 
     @staticmethod
     def _overlaps(packed: Packed, others: Sequence[DayObject]) -> bool:

@@ -78,7 +78,7 @@ def with_days(
             return run_transaction(supplier, work, operation=operation)
         except pg.UndefinedTable:
             make_days(supplier, days())
-    raise RuntimeError("payloads: a day vanishes as often as it is made")
+    raise RuntimeError("payloads: the table of the day was dropped each time that it was created")
 
 
 def delete(supplier: Supplier, keys: Iterable[PayloadKey]) -> None:
@@ -119,7 +119,7 @@ def places(supplier: Supplier, keys: Iterable[PayloadKey]) -> Iterator[tuple[Pay
 def is_expired(supplier: Supplier, day: date) -> bool:
     """Returns whether a day was dropped."""
     work = rows_of(_QUERIES["state"], {"day": day})
-    return run_lookup(supplier, work, operation="look at a day") == [("expired",)]
+    return run_lookup(supplier, work, operation="read a day") == [("expired",)]
 
 
 def expired(key: PayloadKey) -> PayloadExpired:

@@ -141,7 +141,7 @@ class Lookup:
                 if not index.covers(
                     key
                 ):  # the wrong object: this does not mean that the payload does not exist
-                    raise Damaged("it has another object's payloads")
+                    raise Damaged("it contains the payloads of another object")
             except (Damaged, ObjectStoreError) as error:
                 return problem(key, object_key, error)
             entry, dictionaries = index.find(key), index.dictionaries
@@ -220,7 +220,7 @@ class ApplicationPayloads:
     def _instance_id(self) -> str:
         if self._instance is None:
             [(self._instance,)] = run_lookup(
-                self._supplier, rows_of(_QUERIES["instance"]), operation="look at the instance"
+                self._supplier, rows_of(_QUERIES["instance"]), operation="read the instance"
             )
         return self._instance
 
@@ -486,7 +486,7 @@ class PayloadStore:
         """
         cooling.check_day(before)
         if before > (today := rows.DAYS.today(self._supplier)):
-            raise InvalidInput(f"the days before {before} are not all over: give {today} or an earlier day")
+            raise InvalidInput(f"not all days before {before} are over: give {today} or an earlier day")
         if not dry_run:
             self._check_writable()
         return expire(self._supplier, before, dry_run=dry_run)

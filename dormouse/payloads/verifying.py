@@ -108,7 +108,7 @@ def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerifica
         if not done.objects and read(tools.supplier, day) is None:
             raise InvalidInput(f"there are no payloads of {day}") from None
     for object_key, count in lost:
-        done.note(object_key, None, f"{count:,} pointers lead to it, but it is not recorded")
+        done.note(object_key, None, f"{count:,} pointers name it, but it is not recorded")
     return done.of(day, made)
 
 
@@ -178,6 +178,6 @@ def _pointers(tools: Tools, day_object: DayObject, entries: Mapping[PayloadKey, 
     for *parts, start, length, checksum in rows:
         key = PayloadKey(*parts)
         if entries.get(key) != Entry(key, start, length, checksum):
-            done.note(day_object.object_key, key, "its pointer does not lead to it")
+            done.note(day_object.object_key, key, "its pointer names another place")
     done.without_pointer += len(entries) - len(rows)
     return None

@@ -307,7 +307,7 @@ def _end_transaction(conn: Connection) -> None:
     status = conn.pgconn.transaction_status
     if conn.closed or status == TransactionStatus.IDLE:
         return
-    logger.warning("a connection came back in the middle of a transaction, which is rolled back")
+    logger.warning("a connection was returned in the middle of a transaction, which is rolled back")
     if status == TransactionStatus.ACTIVE:
         conn.close()
         return

@@ -394,7 +394,7 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
     Returns the jump, or None if no lease and no time is too far ahead. One short statement checks that.
     """
     if (
-        run_lookup(supplier, rows_of(_QUERIES["seconds_ahead"], _SPANS), operation="look at leases")[0][0]
+        run_lookup(supplier, rows_of(_QUERIES["seconds_ahead"], _SPANS), operation="read leases")[0][0]
         is None
     ):
         return None
@@ -421,4 +421,4 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
 def clock_jumps(supplier: Supplier) -> list[ClockJump]:
     """Returns the jumps of the last week, the latest first."""
     work = rows_of(_QUERIES["jumps"], {"seconds": REPORTED_SECONDS, "margin": MARGIN_SECONDS})
-    return [ClockJump(*row) for row in run_lookup(supplier, work, operation="look for clock jumps")]
+    return [ClockJump(*row) for row in run_lookup(supplier, work, operation="find clock jumps")]

@@ -81,7 +81,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
             return migrate(supplier, folder)
     migrations = read_migrations(folder)
     # run_lookup retries: a server that recovers from a crash may end the connection once more
-    applied = run_lookup(dsn_or_supplier, _applied, operation="look at the schema")
+    applied = run_lookup(dsn_or_supplier, _applied, operation="read the schema")
     if applied is not None and not _pending(applied, migrations) and _in_place(applied):
         return []
     with dsn_or_supplier.connection() as conn:
@@ -96,8 +96,8 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
                 ) from error
             if not _pending(applied, migrations):
                 raise InstanceReadOnly(
-                    "the database came from a dump, and has transaction ids of another server: 'dormouse "
-                    "adopt' corrects them, and then it can be read"
+                    "the database was copied by a dump, so its transaction ids are those of another "
+                    "server: run 'dormouse adopt', which corrects them, before you read it"
                 ) from error
             raise InstanceReadOnly(
                 "the database is of an older Dormouse, and a read-only process does not migrate it: run a "
@@ -107,7 +107,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
 
 def lacking(supplier: Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
     """Returns the migrations that `migrate` would apply. Changes nothing; raises the same errors."""
-    applied = run_lookup(supplier, _applied, operation="look at the schema")
+    applied = run_lookup(supplier, _applied, operation="read the schema")
     return _pending(applied or [], read_migrations(folder))
 
 
@@ -156,7 +156,9 @@ def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_granted(conn, "read", error) from error
     except psycopg.errors.UndefinedColumn:
-        raise NotAnInstance("the table dormouse.migration of this database is not Dormouse's") from None
+        raise NotAnInstance(
+            "the table dormouse.migration of this database was not made by Dormouse"
+        ) from None
 
 
 def _pending(applied: Sequence[_Applied], migrations: Sequence[Migration]) -> list[Migration]:
@@ -217,8 +219,9 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
         else:
             return
     raise InstanceError(
-        f"migration {migration}: for {ALONE_SECONDS_MAX:g} s other transactions have used tables that it "
-        "needs alone (a long query, a backup, a process that hangs); nothing was changed, try again later"
+        f"migration {migration}: it could not lock its tables within {ALONE_SECONDS_MAX:g} s, because "
+        f"other transactions use them (a long query, a backup, a process that hangs); nothing was changed, "
+        f"try again later"
     ) from busy
 
 

@@ -111,7 +111,7 @@ with undone as materialized (
     from deletion d
     join restored r on r.table_id = d.table_id and r.restored_xid = d.retired_xid
     group by d.table_id, d.deletion_id
-), told as (
+), recorded as (
     insert into restored (table_id, restored_xid, moment, restored_at)
     select table_id, '4', max(moment), max(restored_at) from undone group by table_id
     on conflict do nothing

@@ -538,7 +538,7 @@ class Lines:
     def check(self) -> None:
         """Raises InstanceError after the time of `end` is over."""
         if self._is_over:
-            raise InstanceError("the instance is closed, and its database did not answer until then")
+            raise InstanceError("the instance was closed before its database answered")
         if self._above is not None:
             self._above.check()
 

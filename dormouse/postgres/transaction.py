@@ -187,8 +187,8 @@ def run_alone(
                 supplier, work, limits=limits, lock_ms=lock_ms, operation=operation, **options
             )
     raise TableBusy(
-        f"{operation}: for {seconds_max:g} s other transactions have used data that it needs alone (a long "
-        "query, a backup, a process that hangs); nothing was changed, try again later"
+        f"{operation}: it got no exclusive lock within {seconds_max:g} s, because other transactions use "
+        f"the data (a long query, a backup, a process that hangs); nothing was changed, try again later"
     )
 
 
@@ -328,8 +328,8 @@ def _try_until_done(
             ) from error
         except errors.InsufficientPrivilege as error:
             raise InstanceForbidden(
-                f"{operation}: the database role may not do it ({_first_line(error)}); log in as the "
-                "owner, which a deployment calls dormouse_owner"
+                f"{operation}: the database role lacks a permission ({_first_line(error)}); log in as the "
+                f"owner, which a deployment calls dormouse_owner"
             ) from error
         # outside the handler, so that the connection is back with its supplier during the pause
         time.sleep(backoff_seconds(attempt))
@@ -402,7 +402,9 @@ def _commit(conn: psycopg.Connection[TupleRow], operation: str) -> None:
         ended = (
             "ended its transaction itself" if status == TransactionStatus.IDLE else "hid a failed statement"
         )
-        raise CommitFailed(f"{operation} {ended}; only run_transaction may do either")
+        raise CommitFailed(
+            f"the work of {operation} {ended}; only run_transaction may end or undo a transaction"
+        )
     try:
         conn.execute("commit", prepare=False)
     except BaseException as error:

@@ -228,7 +228,7 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
-            f"table {context.table.name!r} has a column {CHANGE!r} of its own: changes need the name"
+            f"table {context.table.name!r} has a column named {CHANGE!r}, which changes need for themselves"
         )
     named = (
         None if columns is None or isinstance(columns, str) else [name for name in columns if name != CHANGE]
@@ -467,7 +467,7 @@ class Consumer:
             )
         except InvalidCut as error:
             how = self._consumers.how_to_go_on(self.name)
-            raise InvalidCut(f"consumer {self.name!r} cannot go on: {error}. {how}") from None
+            raise InvalidCut(f"consumer {self.name!r} cannot continue: {error}. {how}") from None
 
     def acknowledge(self) -> None:
         """Moves the position to the end of the last read. Call it once those rows are safely stored.

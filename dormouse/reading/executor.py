@@ -411,8 +411,8 @@ class _Execution:
             raise missing.lost() from missing
         if self._held.is_in_part:
             raise ObjectNotFound(
-                f"file {filename!r} no longer exists: it was collected amid rows of equal key, which "
-                "are too many to hold in memory; run the query again, or raise the table's property "
+                f"file {filename!r} no longer exists: it was collected while rows with one key were read, "
+                f"which are too many to hold in memory; run the query again, or raise the table's property "
                 "gc_delay_seconds"
             ) from missing
 

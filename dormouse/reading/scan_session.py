@@ -103,9 +103,10 @@ class _DataFusion(Engine[Expr]):
             return found
         # NaN is the largest value, but the statistics by which row groups are pruned leave it out
         nan = functions.isnan(column(field.name))
+        has_nan = item.max is None or (is_nan(item.max) and item.max_inclusive)
         if is_nan(item.min):
-            return nan
-        return found | nan if item.max is None else found & ~nan
+            return nan if has_nan and item.min_inclusive else literal(False) & nan
+        return found | nan if has_nan else found & ~nan
 
     def is_null(self, field: Field) -> Expr:
         return column(field.name).is_null()

@@ -100,13 +100,13 @@ def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> T
         schema = without_column(table.schema, name)
         if named := properties_naming(table.properties, name):
             raise InvalidSchema(
-                f"column {name!r} of table {table.name!r} is named by {' and '.join(named)}: change "
+                f"column {name!r} of table {table.name!r} is used by {' and '.join(named)}: change "
                 f"{'this property' if len(named) == 1 else 'these properties'} first (dormouse table set)"
             )
         for deletion_id, condition in context.shapes.pending_conditions(conn):
             if name in current_condition(table.schema, condition):
                 raise InvalidSchema(
-                    f"column {name!r} of table {table.name!r} is named by pending deletion {deletion_id}: "
+                    f"column {name!r} of table {table.name!r} is used by pending deletion {deletion_id}: "
                     "compact the table and collect its garbage first, until 'dormouse table "
                     "deletions' no longer lists it"
                 )
@@ -127,7 +127,7 @@ def _fitting(table: TableRecord, schema: Schema) -> TableRecord:
     try:
         Transform.check(schema, table.properties)
     except InvalidProperties as error:
-        raise InvalidSchema(f"a property of table {table.name!r} does not fit then: {error}") from None
+        raise InvalidSchema(f"a property of table {table.name!r} would no longer be valid: {error}") from None
     return replace(table, schema=schema)
 
 

@@ -580,5 +580,5 @@ class _Targets:
         if not tables:
             return []
         names = rows_of(_QUERIES["tables"], {"names": sorted(set(tables.values()))})
-        known = {name for (name,) in run_lookup(self._context.supplier, names, operation="look for tables")}
+        known = {name for (name,) in run_lookup(self._context.supplier, names, operation="find tables")}
         return [cell for cell, name in tables.items() if name not in known]

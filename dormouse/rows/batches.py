@@ -165,7 +165,9 @@ def inserts(change: Insert, columns: Sequence[Column]) -> Iterator[RowBatch]:
         for number, row in enumerate(rows):
             _check_dict(row, label(number))
             if any(_number(row.get(key)) is not None for key in (ROW_ID, ROW_VERSION)):
-                raise InvalidRow(f"{label(number)}: a row to insert has no {ROW_ID} and no {ROW_VERSION}")
+                raise InvalidRow(
+                    f"{label(number)}: a row to insert must have no {ROW_ID} and no {ROW_VERSION}"
+                )
             cells.append(row)
         check_names(cells, columns, label)
         zeros = np.zeros(len(rows), np.int64)

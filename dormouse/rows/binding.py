@@ -73,7 +73,7 @@ class Binding:
             for item in selected:
                 types.check_comparable(item.expression, "DISTINCT")
             if not all(order.expression in listed for order in orders):
-                raise InvalidQuery("with DISTINCT, ORDER BY takes what is selected")
+                raise InvalidQuery("with DISTINCT, ORDER BY can only use what is selected")
         if distinct is None and not is_grouped:
             types.check_keys(selected)
         limit, offset = self._count("limit"), self._count("offset")

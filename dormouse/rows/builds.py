@@ -79,7 +79,7 @@ class ColumnIndexes:
         """
         name, values = index_name(build_id, column_id), _values(build_id, column_id)
         rows = run_lookup(
-            self._supplier, rows_of(_QUERIES["state"], values), operation="look at an index of a column"
+            self._supplier, rows_of(_QUERIES["state"], values), operation="read an index of a column"
         )
         if not rows:
             return
@@ -91,7 +91,7 @@ class ColumnIndexes:
             lambda conn: fits(conn, build_id, column_id),
             read_only=True,
             scans=True,
-            operation="look at the texts of a column",
+            operation="read the texts of a column",
         )
         if is_needed and not is_valid:
             made = self._create(build_id, column_id, name if exists else None)
@@ -120,7 +120,9 @@ class ColumnIndexes:
     def drop_unused(self, build_id: int, unused_seconds: float) -> None:
         """Drops the column indexes of a build that no statement used for `unused_seconds`."""
         values = {"build_id": build_id, "unused_seconds": unused_seconds}
-        run_statement(self._supplier, rows_of(_QUERIES["note_use"], values), operation="note uses of indexes")
+        run_statement(
+            self._supplier, rows_of(_QUERIES["note_use"], values), operation="record uses of indexes"
+        )
         unused = run_statement(
             self._supplier, rows_of(_QUERIES["forget_unused"], values), operation="forget unused indexes"
         )

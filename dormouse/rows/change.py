@@ -163,8 +163,8 @@ def _check_existing(existing: pa.Table, keys: Sequence[Column]) -> None:
         first, second = existing.slice(int(again[0]), 2).to_pylist()
         key = _key_text({column.name: first[column.name] for column in keys})
         raise AmbiguousRows(
-            f"rows of {ROW_ID} {first[ROW_ID]} and {second[ROW_ID]} both have {key}: look by more columns, "
-            "or update one by its id"
+            f"rows of {ROW_ID} {first[ROW_ID]} and {second[ROW_ID]} both have {key}: look rows up by more "
+            f"columns, or update one by its id"
         )
 
 

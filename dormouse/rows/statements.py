@@ -229,7 +229,7 @@ def _source(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> s
     The index's own version is in its table. An older one also needs the rows that were superseded since.
     """
     if not has_version(conn, build, query.version):
-        reason = f"the rows of version {query.version} are kept no longer: begin the query again"
+        reason = f"the rows of version {query.version} are no longer kept: begin the query again"
         raise PageExpired.of(query.table.name, reason)
     current, version = f"current_{build.build_id:d}", query.version
     if version == build.version:
@@ -249,7 +249,7 @@ def _execute(conn: psycopg.Connection[Any], text: str, values: dict[str, Any]) -
 MAC_BYTES = 16
 CHARACTERS_MAX = 1_000_000
 _json = json.JSONEncoder(separators=(",", ":")).encode
-_REFUSED = "the page token was not given by this table, or is not whole: begin the query again"
+_REFUSED = "the page token does not belong to this table, or is incomplete: begin the query again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ def _check_escapes(pattern: Any, escape: str) -> None:
     characters = iter(pattern or "")
     for character in characters:
         if character == escape and next(characters, None) not in ("%", "_", escape):
-            raise InvalidQuery(f"in a pattern, {escape!r} stands before %, _ or itself")
+            raise InvalidQuery(f"in a pattern, {escape!r} may only stand before %, _ or itself")
 
 
 def check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:

@@ -204,7 +204,7 @@ class JobWorker:
             try:
                 self._worker.run()
             except Exception:
-                logger.exception("the job worker failed, and is replaced")
+                logger.exception("the job worker failed and is replaced")
             else:
                 return
             while not self._is_closed.wait(AGAIN_SECONDS):

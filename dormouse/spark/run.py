@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with until_told_to_stop():
             return _run(given.dsn, objects, work)
     except Stopped:
-        logger.warning("run %s was stopped; its unfinished jobs were put back", work.run_id)
+        logger.warning(
+            "run %s was stopped; its unfinished jobs were returned, so that other runs can take them",
+            work.run_id,
+        )
     except DormouseError as error:
         logger.error("run %s failed: %s", work.run_id, error)  # noqa: TRY400
     return FAILED

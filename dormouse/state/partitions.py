@@ -353,13 +353,13 @@ class PartitionStore:
     def settle(self, marks: Iterable[int]) -> None:
         """Deletes marks of work that is done: the next look finds it only if it changed, or after a day."""
         work = rows_of(_QUERIES["settle"], {"marks": list(marks)})
-        run_transaction(self._supplier, work, operation="settle a leaf")
+        run_transaction(self._supplier, work, operation="delete marks of leaves")
 
     def note_one_key(self, partition_id: str, *, is_one_key: bool) -> None:
         """Records whether all rows of a full leaf have the same key, so that it cannot be divided."""
         key = {"table_id": self._table.table_id, "partition_id": partition_id}
         work = rows_of(_QUERIES["note_one_key"], {**key, "is_one_key": is_one_key})
-        run_transaction(self._supplier, work, operation="note a leaf")
+        run_transaction(self._supplier, work, operation="record a one-key leaf")
 
     def one_key_leaves(self) -> tuple[str, ...]:
         """Returns the ids of full leaves in which all rows have the same key, at most `ONE_KEY_LEAVES_MAX`.

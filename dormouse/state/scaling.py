@@ -387,8 +387,8 @@ class _Scale:
 
     def _another(self, which: str) -> InvalidRange:
         return InvalidRange(
-            f"request {self._request_id!r} of table {self._table.name!r} was another, {which}: give each "
-            "request an id of its own"
+            f"request id {self._request_id!r} of table {self._table.name!r} was used before for another "
+            f"request, {which}: give each request its own id"
         )
 
     def _by_id(self, conn: psycopg.Connection[Any], ids: Iterable[str]) -> list[_Stored]:

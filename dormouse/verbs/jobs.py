@@ -99,7 +99,7 @@ def _as_object(
     for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
         with suppress(ObjectAlreadyExists):
             return _exported(instance, rows, progress, name)
-    raise ObjectAlreadyExists(f"there are answers of attempt {progress.attempt} already")
+    raise ObjectAlreadyExists(f"attempt {progress.attempt} has written its answer already")
 
 
 def _exported(

@@ -231,7 +231,9 @@ def _check_statement(instance: Instance, request: StatementRequest, call: Call) 
         raise
     except DormouseError:
         # all planning processes are busy, or a part of the instance does not answer now
-        logger.info("the statement of a job was not checked: the job itself does", exc_info=True)
+        logger.info(
+            "the statement of a job could not be checked when it was queued; the job checks it", exc_info=True
+        )
     finally:
         timer.cancel()
 

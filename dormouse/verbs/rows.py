@@ -378,8 +378,8 @@ def start_query(instance: Instance, request: Mapping[str, Any], owner: str | Non
         # the name may stand for another version later
         version = table.store.snapshot(asked.snapshot).version
         asked = asked.model_copy(update={"snapshot": None, "version": version})
-    told = json.dumps([table.table_id, table.version(), owner, asked.model_dump(exclude_none=True)])
-    digest = hashlib.sha256(told.encode()).hexdigest()[:32]
+    identity = json.dumps([table.table_id, table.version(), owner, asked.model_dump(exclude_none=True)])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
     job_id = f"rows:{digest}:{int(time.time() // (instance.row_page_seconds / 2))}"
     with suppress(JobNotFound):
         # callers that repeat a failed query share one job a minute, unless that failed as well

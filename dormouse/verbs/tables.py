@@ -108,7 +108,7 @@ class CreateRequest(OfTable):
 class SetRequest(OfTable):
     """Change properties of a table."""
 
-    properties: Annotated[Properties, AsText("name=value; without a value, the default is back.")]
+    properties: Annotated[Properties, AsText("name=value; name= without a value restores the default.")]
     """Properties by name; null restores a default."""
 
 

@@ -249,7 +249,7 @@ def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
     """
     file_ids = Uuids([narrow_bytes(item.filename) for item in job.inputs])
     values = {"partition_id": job.partition_id, "file_ids": file_ids}
-    [row] = own.rows("beside_job", values, operation="look for older rows")
+    [row] = own.rows("beside_job", values, operation="find older rows")
     is_leaf, open_sequence, names, mins, maxs, lows, highs = row
     if not is_leaf or None in names:  # None: the row of a file is missing
         return OlderRows(open_sequence, None)

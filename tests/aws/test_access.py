@@ -146,7 +146,10 @@ def test_a_forwarded_connection_is_verified_against_the_database_name(
 @pytest.mark.parametrize(
     ("host", "message"),
     [
-        (HOST.model_copy(update={"host": ""}), "the host for access sleeps: dormouse resume --instance dev"),
+        (
+            HOST.model_copy(update={"host": ""}),
+            "the host for access is stopped: run dormouse resume --instance dev",
+        ),
         (None, "dev has no host for access: give it the table [access], and deploy it"),
     ],
 )

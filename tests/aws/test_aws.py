@@ -61,5 +61,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 def test_an_answer_from_another_server_is_one_clear_line(portal: None) -> None:
     session = boto3.session.Session("id", "secret", region_name="eu-west-1")
-    with pytest.raises(InstanceError, match="what answers for rds is not AWS: check the network, its proxy"):
+    with pytest.raises(
+        InstanceError, match="the answer for rds did not come from AWS: check the network, its proxy"
+    ):
         Aws(session).call("rds", "describe_db_clusters")

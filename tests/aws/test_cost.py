@@ -66,7 +66,9 @@ def test_every_region_has_every_price_and_every_price_its_source() -> None:
 
 
 def test_an_unknown_region_is_refused_with_a_list_of_known_regions() -> None:
-    with pytest.raises(InvalidInput, match="no prices of the region mars-1: they are known of us-east-1, "):
+    with pytest.raises(
+        InvalidInput, match=r"the prices of the region mars-1 are not known\. They are known for us-east-1, "
+    ):
         month("dev", "mars-1")
     with pytest.raises(InvalidInput, match="use --region with one of us-east-1, "):
         estimate(load(CONFIG / "dev.toml"), None, Assumptions())

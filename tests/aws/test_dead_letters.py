@@ -95,7 +95,7 @@ def test_a_dead_letter_of_another_queue_is_listed_and_not_sent() -> None:
     instance = DeployedInstance("dev", "123456789012", REGION, Resources(commit=commit), Aws(stubs))
     own, foreign = dead_letters(instance, 2, send_again=True)
     assert (own.is_sent_again, foreign.is_sent_again) == (True, False)
-    assert foreign.reason == f"it was a dead letter of another queue, {arn}:foreign"
+    assert foreign.reason == f"it is a dead letter of another queue, {arn}:foreign"
     stubs.assert_all_stubs_were_used()
 
 

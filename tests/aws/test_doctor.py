@@ -180,7 +180,7 @@ def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
     for _ in range(2):
         stubber.add_response("describe_subnets", {"Subnets": []})
     few, *others = subject._zones()
-    assert (few.result, few.found) == ("wrong", f"3 wanted, and {REGION} gives this account 2")
+    assert (few.result, few.found) == ("wrong", f"network.zones = 3, but this account has only 2 in {REGION}")
     assert results(others) == [("zone", "ok")] * 2
 
 

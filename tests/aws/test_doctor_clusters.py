@@ -47,7 +47,7 @@ def test_clusters_replaced_by_a_restore_are_named() -> None:
     assert results(subject._other_clusters()) == [("other clusters", "ok")]
     made("the-former", "dev")
     (check,) = dict(subject._looks())["other clusters"]()
-    assert check.result == "warning" and check.found.startswith("the-former, which the instance no longer")
+    assert check.result == "warning" and check.found.startswith("the-former is no longer used")
 
 
 @mock_aws
@@ -122,10 +122,10 @@ def test_snapshots_of_restores_are_named_except_that_of_the_settings() -> None:
     for name in (first, second, "dormouse-dev-at-20261120140000-mine", f"x-{first}", "of-people"):
         rds.create_db_cluster_snapshot(DBClusterIdentifier="it", DBClusterSnapshotIdentifier=name)
     [check] = dict(account(session)._looks())["other snapshots"]()
-    assert check.result == "warning" and check.found.startswith(f"{first}, {second}, which")
+    assert check.result == "warning" and check.found.startswith(f"{first}, {second}, taken by a restore")
     database = {"kind": "serverless", "snapshot": SNAPSHOT.replace("newer", second)}
     [check] = dict(account(session, database=database)._looks())["other snapshots"]()
-    assert check.result == "warning" and check.found.startswith(f"{first}, which")
+    assert check.result == "warning" and check.found.startswith(f"{first}, taken by a restore")
     rds.delete_db_cluster_snapshot(DBClusterSnapshotIdentifier=first)
     assert results(dict(account(session, database=database)._looks())["other snapshots"]()) == [
         ("other snapshots", "ok")

@@ -187,8 +187,8 @@ def test_without_the_pause_stack_a_pause_warns_how_long_it_lasts(
         ssm.delete_parameter(Name=resources.state_parameter("dev"))
     pause(deployed.find(), clock=clock.clock, tell=lines.append)
     assert lines[0] == (
-        "without [pause] nothing stops the database of dev again, which AWS starts after 7 days, and nothing "
-        "keeps its messages and dead letters, which SQS forgets after 14 at most"
+        "the settings of dev have no table [pause]: AWS starts its database again after 7 days, and SQS "
+        "deletes its messages and dead letters after 14 days at most"
     )
     assert deployed.state() == PAUSED and deployed.find().desired == "paused"
     resume(deployed.find(), clock=clock.clock)

@@ -300,7 +300,7 @@ def test_throttled_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     session = boto3.session.Session("key", "secret", region_name=REGION)
     session.events.register("before-send.ssm", answer)
-    with pytest.raises(AwsRefused, match=r"too many requests to answer ssm:GetParameter: try again"):
+    with pytest.raises(AwsRefused, match=r"limits the rate of ssm:GetParameter: try again"):
         Aws(session).call("ssm", "get_parameter", Name="x")
     assert len(calls) == aws_module.ATTEMPTS_MAX == len(slept) + 1
 

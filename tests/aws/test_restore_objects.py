@@ -159,7 +159,7 @@ def test_objects_of_another_bucket_can_be_restored(s3: Any, instance: DeployedIn
     assert restore_objects(bare, LONG_AGO, objects=f"s3://{BUCKET}/copy").count == 1
     assert names(s3) == ["copy/1/a"]
     for wrong in (f"s3://{BUCKET}", "file:///tmp/x", BUCKET):
-        with pytest.raises(InvalidInput, match="is no place of objects in S3: name it like s3://bucket/data"):
+        with pytest.raises(InvalidInput, match="is not a place in S3: write it like s3://bucket/data"):
             restore_objects(instance, LONG_AGO, objects=wrong)
 
 

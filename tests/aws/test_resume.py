@@ -68,7 +68,7 @@ def test_a_cluster_replaced_by_a_restore_is_reported(deployed: Deployed, clock: 
     lines: list[str] = []
     resume(deployed.find(), tell=lines.append, clock=clock.clock)
     assert lines == [
-        "the database cluster the-former, which dev no longer uses, still costs money: delete it"
+        "the database cluster the-former is no longer used by dev but still costs money: delete it"
     ]
     assert status(deployed.find()).left_behind == ("the-former",)
 
@@ -80,7 +80,9 @@ def test_an_instance_is_not_resumed_during_a_deploy(
     pause(deployed.find(), clock=clock.clock)
     stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
     monkeypatch.setattr("dormouse.aws.pause.stacks_of", lambda aws, instance_id: iter(stacks))
-    with pytest.raises(InstanceError, match="commit is in update in progress: resume it when that has ended"):
+    with pytest.raises(
+        InstanceError, match="commit is in update in progress: resume it when the deploy has ended"
+    ):
         resume(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
 

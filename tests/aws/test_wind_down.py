@@ -185,7 +185,7 @@ def test_clusters_replaced_by_a_restore_are_started_and_deleted() -> None:
 def test_the_plan_lists_clusters_replaced_by_a_restore(deployed_stacks: Deployed, protected: bool) -> None:
     replaced(deployed_stacks, protected=protected)
     if protected:
-        with pytest.raises(InvalidInput, match=r"dev is not destroyed: .*the-former.* is protected"):
+        with pytest.raises(InvalidInput, match=r"dev was not destroyed: .*the-former.* is protected"):
             doomed(parse({"id": "dev"}), deployed_stacks.session)
         return
     found = doomed(parse({"id": "dev"}), deployed_stacks.session)

@@ -90,13 +90,19 @@ def test_a_pipe_closed_early_acknowledges_nothing(table: Table, shell: Shell) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "give --after, or --consumer NAME, which knows where it stands"),
+        ("", "give --after, or --consumer NAME to continue where that consumer stopped"),
         ("--after start --consumer etl", "give --after, or --consumer NAME"),
-        ("--consumer etl --till start", "a consumer reads up to now: leave --till out"),
-        ("--after start --till beginning", "nothing is before the beginning: give --till another moment"),
-        ("--after 0001-01-01", "the time 0001-01-01 is at an end of the calendar: give it an offset"),
+        ("--consumer etl --till start", "leave --till out: a consumer always reads up to now"),
+        (
+            "--after start --till beginning",
+            "--till cannot be the beginning, before which there are no changes",
+        ),
+        (
+            "--after 0001-01-01",
+            "the time 0001-01-01 cannot be converted from this machine's time zone: add its offset",
+        ),
         ("--after 0001-01-01T00:00+01:00", "is in no year from 1 to 9999 in UTC"),
-        ("--after start --from start", "--from is where a new consumer begins"),
+        ("--after start --from start", "--from needs --consumer NAME"),
         ("--after never", "no cut 'never'; its named cuts are 'start'"),
         ("--after 2999-01-01", "is in the future"),
     ],
@@ -114,10 +120,10 @@ def test_history_of_consumers_and_retention(table: Table, shell: Shell) -> None:
     assert "etl" in shell("dormouse history consumers t").stdout
     assert "consumer 'etl' keeps the history" in shell("dormouse status").stdout
     done = shell("dormouse history retain t --for 7d --dry-run")
-    assert done.stdout == "nothing of the history of t is beyond the limits\n"
+    assert done.stdout == "no part of the history of t is beyond the limits\n"
     done = shell("dormouse history retain t --bytes 0")
     assert done.stdout.startswith("the history of t begins at 20"), done.stderr
-    assert shell("dormouse history truncate t start").stdout == "the history of t began already at start\n"
+    assert shell("dormouse history truncate t start").stdout == "the history of t already began at start\n"
     done = shell("dormouse history retain t --seconds 5")
     assert "shorter than the gc_delay_seconds" in done.stderr
     assert shell("dormouse history drop-consumer t etl").returncode == 0
@@ -216,13 +222,13 @@ def test_a_dry_run_of_a_truncation_lists_what_would_be_dropped(
             empty.partitions.split(whole.partition_id, 2)
         empty.history.record_cut("release-4")
         before = list(empty.history.cuts())
-        would = "the history of u would begin at release-4; 1 cut would be dropped, 5 epochs can go\n"
+        would = "the history of u would begin at release-4; 1 cut would be dropped, 5 epochs can be deleted\n"
         assert cli("history", "truncate", "u", "release-4", "--dry-run")[1] == would
         plan = json.loads(cli("history", "truncate", "u", "release-4", "--dry-run", "--json")[1])
         assert (plan["truncated"], plan["dry_run"], plan["epochs"]) == (True, True, 5)
         assert plan["at"]["name"] == "release-4"
         assert (list(empty.history.cuts()), empty.history.first_epoch()) == (before, 0)
-        done = "the history of u begins at release-4; 1 cut dropped, 5 epochs can go\n"
+        done = "the history of u begins at release-4; 1 cut dropped, 5 epochs can be deleted\n"
         assert cli("history", "truncate", "u", "release-4")[1] == done
         code, _, err = cli("history", "epochs", "u", "--to", "1970-01-02T00:00")
         assert (code, err.count("\n")) == (1, 1)

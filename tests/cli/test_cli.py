@@ -81,7 +81,7 @@ def assert_one_line(result: Result, code: int, *words: str) -> None:
 
 
 def test_a_table_is_created_shown_renamed_and_dropped(cli: Cli) -> None:
-    assert "of 2 partitions" in cli(*CREATE, "--split-point", "DL").out
+    assert "with 2 partitions" in cli(*CREATE, "--split-point", "DL").out
     assert cli("table", "list", "--json").json == ["flights"]
     shown = cli("table", "show", "flights", "--json").json
     assert shown["leaves"] == 2
@@ -317,7 +317,7 @@ def test_a_table_is_converted_to_another_layout(loaded: Cli) -> None:
     )
     same = loaded(*convert, "salted_counts")
     assert (same.code, same.out.count("\n")) == (0, 1)
-    assert "has the layout salted_counts already" in same.out
+    assert "already has the layout salted_counts" in same.out
 
 
 def test_an_impossible_number_of_dead_letters_is_refused(cli: Cli) -> None:

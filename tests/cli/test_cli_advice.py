@@ -41,9 +41,9 @@ def test_a_job_that_is_given_up_is_an_error_with_a_remedy(command: Cli, instance
     table.objects.delete([bad])
     table.objects.put(bad, b"PAR1 this is no Parquet PAR1")
     code, out, err = command("compact", "t")
-    assert (code, out) == (1, "no job could be finished\n")
+    assert (code, out) == (1, "no job succeeded\n")
     assert err.startswith("dormouse: given up: 1 job; the first: ") and bad in err
-    assert err.endswith(". Files stay unmerged: fix what it names, then run: dormouse compact t\n")
+    assert err.endswith(". Files are not merged: fix the cause, then run: dormouse compact t\n")
 
 
 def test_failed_deletes_are_an_error_and_not_reported_as_waiting(
@@ -58,7 +58,7 @@ def test_failed_deletes_are_an_error_and_not_reported_as_waiting(
         code, out, err = command("gc", "t")
     assert (code, out) == (1, "deleted 0 files\n")
     assert err.startswith(f"dormouse: 2 objects could not be deleted, first {name}: no. ")
-    assert err.endswith(". Garbage stays: fix what it names, then run: dormouse gc t\n")
+    assert err.endswith(". Unused files are not deleted: fix the cause, then run: dormouse gc t\n")
     assert command("gc", "t") == (0, "deleted 1 file\n", "")
 
 
@@ -95,7 +95,7 @@ def test_a_repeated_ingest_is_reported(command: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("key\n1\n")
     assert command("ingest", "t", "a.csv", "--id", "x")[1].startswith("added 1 row in 1 file (")
     _, out, _ = command("ingest", "t", "a.csv", "--id", "x")
-    assert out.startswith("nothing was added to t: an ingest with the id 'x' is there already (")
+    assert out.startswith("nothing was added to t: the ingest with the id 'x' was committed before (")
 
 
 @pytest.mark.few(2)

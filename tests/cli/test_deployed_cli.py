@@ -67,9 +67,9 @@ def test_deleted_objects_are_restored(deployed: Deployed, cli: Cli) -> None:
     s3.delete_object(Bucket="data", Key="data/1/a")
     restore = ("restore-objects", "--instance", "dev", "--since", "2026-01-01T00:00:00Z")
     code, out, _ = cli(*restore, "--dry-run")
-    assert (code, out) == (0, "1 object deleted since 2026-01-01 00:00:00 UTC would come back\n")
+    assert (code, out) == (0, "1 object deleted since 2026-01-01 00:00:00 UTC would be restored\n")
     code, out, err = cli(*restore)
-    assert (code, out.endswith(" came back\n"), "pause" in err) == (0, True, True)
+    assert (code, out.endswith(" were restored\n"), "pause" in err) == (0, True, True)
     assert s3.get_object(Bucket="data", Key="data/1/a")["Body"].read() == b"a"
 
 
@@ -79,7 +79,7 @@ def test_objects_of_a_copy_are_restored_even_while_the_instance_runs(deployed: D
     s3.delete_object(Bucket="data", Key="copy/1/a")
     restore = ("restore-objects", "--instance", "dev", "--since", "2026-01-01T00:00:00Z")
     code, out, err = cli(*restore, "--objects", "s3://data/copy")
-    assert (code, out.endswith(" came back\n"), err) == (0, True, "")
+    assert (code, out.endswith(" were restored\n"), err) == (0, True, "")
     assert s3.get_object(Bucket="data", Key="copy/1/a")["Body"].read() == b"a"
 
 

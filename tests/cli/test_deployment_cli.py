@@ -102,7 +102,10 @@ def test_cost_uses_the_region_of_the_environment(
     ("args", "word"),
     [
         (("--config", "no.toml"), "there is no file no.toml"),
-        (("--config", str(CONFIG / "dev.toml"), "--region", "mars-1"), "no prices of the region mars-1"),
+        (
+            ("--config", str(CONFIG / "dev.toml"), "--region", "mars-1"),
+            "the prices of the region mars-1 are not known",
+        ),
         (("--config", str(CONFIG / "dev.toml"), "--region", REGION, "--load", "2"), "load = 2"),
         ((), "--config"),
     ],
@@ -150,7 +153,7 @@ def test_an_instance_that_does_not_exist_is_one_line(cli: Cli, moto: None) -> No
     code, out, err = cli("destroy", "--config", str(CONFIG / "dev.toml"), "--yes")
     where = f"account 123456789012, {REGION}"
     assert (code, out) == (1, "")
-    assert err == f"dormouse: there is no instance 'dev' in {where}: nothing is deleted\n"
+    assert err == f"dormouse: there is no instance 'dev' in {where}: nothing was deleted\n"
 
 
 def test_a_dry_run_lists_what_would_be_deleted_and_deletes_nothing(cli: Cli, moto: None) -> None:

@@ -37,13 +37,13 @@ def test_erase_reports_the_erased_rows(run: Run) -> None:
     code, output = run("erase", *where, "--dry-run")
     assert code == 0
     what = "the rows of table customers with email=a@x.org"
-    found = "2 rows in 1 file of 1 file that may have some, in the table and its history"
+    found = "2 rows in 1 file of 1 file that may contain such rows, in the table and its history"
     assert output == f"would erase {what}: {found}"
     code, output = run("erase", *where)
     assert code == 2
     assert f"--yes is needed to erase {what}" in output
     assert run("erase", "customers", "--yes")[1].endswith(
-        "say which rows to erase by --where, or --all of them"
+        "give --where to choose the rows to erase, or --all for all of them"
     )
     assert run("erasures", "customers") == (0, "nothing of table customers was erased")
     code, output = run("erase", *where, "--yes", "--json")
@@ -53,7 +53,7 @@ def test_erase_reports_the_erased_rows(run: Run) -> None:
     assert json.loads(run("erasures", "customers", "--json")[1]) == [proof]
     assert run("erasures", "customers")[1].startswith("erased deletion 1 of ")
     code, output = run("erase", "customers", "--all", "--yes")
-    assert "found 1 row in 1 file, which are deleted" in output
+    assert "found and deleted 1 row in 1 file" in output
     assert json.loads(run("query", "customers", "--json")[1]) == []
 
 
@@ -64,8 +64,8 @@ def test_an_open_write_attempt_ends_an_erase_with_an_error(run: Run, dsn: str, t
         attempt = context.attempts.begin(context.table)
     code, output = run("erase", "customers", "--all", "--yes", "--wait-seconds", "0")
     assert code == 1
-    assert output.startswith("did not finish to erase all rows of table customers (deletion 1")
-    assert f"may have rows still:\n  attempt {attempt.attempt_id} of a writer" in output
+    assert output.startswith("erasure not finished: all rows of table customers (deletion 1")
+    assert f"may still contain rows:\n  attempt {attempt.attempt_id} of a writer" in output
     code, output = run("erase", "customers", "--all", "--yes", "--abandon-writers")
     assert code == 0
     assert output.startswith("erased all rows of table customers (deletion 2")
@@ -90,7 +90,7 @@ def test_backups_with_the_erased_rows_are_named(tmp_path: Path) -> None:
     place = f"file://{tmp_path}"
     assert report.is_finished
     assert report.backups[0] == f"{place}/backups/{first.name}"
-    assert report.backups[1].startswith(f"{place}/other/{moved.name} (cannot be looked at: ")
+    assert report.backups[1].startswith(f"{place}/other/{moved.name} (could not be checked: ")
     assert report.backups[2] == f"{place}/elsewhere/{moved.name}"
     assert [name.endswith("(keys of files, and no rows)") for name in report.backups[3:]] == [True]
     assert f"{place}/backups/{after.name}" in again.backups

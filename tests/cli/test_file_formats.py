@@ -106,7 +106,7 @@ def test_a_compressed_name_of_a_compressing_format_is_refused(run: Run) -> None:
         "dormouse: parquet is not written as .gz: call the file 'x.parquet'\n",
     )
     code, _, err = run("query", "t", "-o", "x.gz")
-    assert code and "tells no format" in err
+    assert code and "does not give a format" in err
     assert not list(Path().glob("x*"))
 
 

@@ -70,7 +70,7 @@ def test_each_step_is_shown_even_if_there_is_nothing_to_do(deployed: Deployed, c
     code, out, _ = cli(*on("resume"))
     assert (code, out.splitlines()[-1]) == (0, "dev runs, its database is available")
     code, out, _ = cli(*on("resume"))
-    assert (code, out.splitlines()[-1]) == (0, "dev ran already, its database is available")
+    assert (code, out.splitlines()[-1]) == (0, "dev was already running, its database is available")
 
 
 @pytest.mark.slow
@@ -117,7 +117,9 @@ def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest
     assert failed(*on("pause", "--drain-seconds", "-1"))[0] == 2
     assert failed(*on("status", "a-table"))[0] == 2
     code, line = failed("status", "--instance", "lake")
-    assert code == 2 and line.startswith("lake is no folder, and as for a deployed instance: no AWS region")
+    assert code == 2 and line.startswith(
+        "there is no folder lake, and it cannot be used as a deployed instance: no AWS region"
+    )
     assert failed("status", "--region", REGION)[0] == 2
     code, line = failed("query", "flights", "--instance", "dev")
     assert code == 1 and line.endswith('for a deployed one run first eval "$(dormouse env --instance ID)"')

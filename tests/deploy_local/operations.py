@@ -145,7 +145,7 @@ def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
     cloud.dormouse("pause", "--instance", "local", "--wait", **operator)
     if awake := still_awake(cloud, resources):
         raise RunFailed(f"after dormouse pause, {awake}")
-    if "the host for access sleeps: dormouse resume" not in (
+    if "the host for access is stopped: run dormouse resume" not in (
         printed := cloud.dormouse("access", "--instance", "local", accept=(1,), **operator)
     ):
         raise RunFailed(f"for a paused instance, dormouse access says: {sign(printed)}")

@@ -107,7 +107,7 @@ def test_an_adoption_waits_for_a_running_deletion(dsn: str, url: str, copy: str)
         before = data(url)
         with dm.connect(copy, url) as instance:
             for _ in range(2):
-                with pytest.raises(InstanceLocked, match=rf"process {process.pid} on host .* --force"):
+                with pytest.raises(InstanceLocked, match=rf"process {process.pid} on host .*--force"):
                     instance.adopt(wait_seconds=0.3, tell=reported.append)
                 with pytest.raises(InstanceIsACopy):
                     add(instance, 3)
@@ -271,8 +271,8 @@ def test_the_hold_of_an_adoption_is_listed_and_can_be_released(
     (found,) = json.loads(cli("holds", "--json", *where)[1])
     assert found["holder"] == "adoption 2"
     code, _, said = cli("holds", "--release", "adoption 3", *where)
-    assert (code, "nothing is held by 'adoption 3'; there are: 'adoption 2'" in said) == (2, True)
-    assert cli("holds", "--release", "adoption 2", *where)[:2] == (0, "nothing is held\n")
+    assert (code, "there is no hold 'adoption 3'; the holds are: 'adoption 2'" in said) == (2, True)
+    assert cli("holds", "--release", "adoption 2", *where)[:2] == (0, "there are no holds\n")
     with dm.connect(copy, url) as instance:
         instance.table("t").compact()
         instance.table("t").collect_garbage()

@@ -224,7 +224,7 @@ def test_a_read_only_user_of_a_copy_gets_a_clear_error(dsn: str, young_server: s
     copied = fresh_database(young_server)
     copy(dsn, copied)
     supplier = ConnectionSupplier(copied, read_only=True)
-    with closing(supplier), pytest.raises(InstanceReadOnly, match=r"came from a dump.*adopt"):
+    with closing(supplier), pytest.raises(InstanceReadOnly, match=r"copied by a dump.*adopt"):
         migrate(supplier)
     name = f"reader_of_{conninfo_to_dict(copied)['dbname']}"
     with psycopg.connect(copied, autocommit=True) as conn:

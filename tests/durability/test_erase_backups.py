@@ -81,7 +81,7 @@ def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str)
     [begun] = [path.name for path in place.iterdir() if not path.name.startswith(".")]
     report = erased(lake)
     assert list(of_backups(report)) == [begun]
-    assert ("not whole" in of_backups(report)[begun]) == (when == "before")
+    assert ("incomplete" in of_backups(report)[begun]) == (when == "before")
     if whole:  # the complete backup holds the erased rows
         dm.restore(place, lake.parent / "restored")
         with dm.local(lake.parent / "restored") as instance:
@@ -119,12 +119,12 @@ def test_an_unreadable_backup_is_named_with_the_reason(lake: Path) -> None:
         (place / unreadable / MANIFEST).write_bytes(b"no JSON")
         named = of_backups(_release_and_erase(instance, 1))
         assert list(named) == made
-        doubts = [doubt.startswith("(cannot be looked at") for doubt in named.values()]
+        doubts = [doubt.startswith("(could not be checked") for doubt in named.values()]
         assert doubts == [True, True, False]
         place.rename(lake.parent / "away")
         named = of_backups(_release_and_erase(instance, 2))
         assert list(named) == made
-        assert all("is not there" in doubt for doubt in named.values())
+        assert all("does not exist" in doubt for doubt in named.values())
         # an empty folder in its place: the backups were deleted permanently
         place.mkdir()
         assert of_backups(instance.table("t").erase({"key": 2})) == {}

@@ -39,7 +39,7 @@ def test_a_maintainer_that_loses_its_session_locks_again(tmp_path: Path) -> None
             wait_until(lambda: query(other._supplier, f"select pid {LOCKED}"))
             end_session(other)
             wait_until(lambda: query(other._supplier, f"select pid {LOCKED}"))
-            with pytest.raises(InstanceLocked, match="one is enough"):
+            with pytest.raises(InstanceLocked, match="another process already maintains this instance"):
                 other.maintain(once=True)
         finally:
             stop.set()
@@ -63,7 +63,7 @@ def test_a_maintainer_ends_when_another_has_taken_its_place(
 
         monkeypatch.setattr(instance, "tables", listed)
         with pytest.raises(
-            MaintenanceTakenOver, match="another process has maintained this instance"
+            MaintenanceTakenOver, match="another process maintains this instance now"
         ) as raised:
             instance.maintain(cycle_seconds=0.01)
         assert raised.value.report.cycles == 1

@@ -115,7 +115,11 @@ def test_an_adopted_copy_is_writable_and_the_former_owner_is_not(
             instance.adopt()
         monkeypatch.setattr(ownership, "CHECK_SECONDS", 0.0)
         for change in changes(former):
-            with pytest.raises(InstanceTakenOver, match=r"another database owns .* or this one was put back"):
+            with pytest.raises(
+                InstanceTakenOver,
+                match=r"another database owns .* or this one was "
+                "restored to an earlier state",
+            ):
                 change()
         with pytest.raises(InstanceTakenOver):
             former._objects.delete(before)

@@ -244,7 +244,7 @@ def test_a_folder_that_is_not_an_instance_is_refused(tmp_path: Path) -> None:
         with refused(errors.InvalidName, f"not {path}"):
             dm.local(path)  # type: ignore[arg-type]
     (tmp_path / "dormouse.json").write_bytes(b"\xff\xfe{")
-    with refused(errors.NotAnInstance, "dormouse.json is not Dormouse's"):
+    with refused(errors.NotAnInstance, "dormouse.json was not written by Dormouse"):
         dm.local(tmp_path)
 
 

@@ -87,7 +87,7 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
 ) -> None:
     before, after = synthesized("prod"), changed(**changes)
     found = replaced(held(before.templates), held(after.templates))
-    assert [one for one in found if not one.endswith("is gone")] == []
+    assert [one for one in found if not one.endswith("is missing")] == []
     for kind in ("AWS::RDS::DBCluster", "AWS::S3::Bucket", "AWS::EC2::VPC", "AWS::KMS::Key"):
         assert {str(one) for one in before.resources(kind)} == {str(one) for one in after.resources(kind)}
 

@@ -335,7 +335,7 @@ def test_the_command_line_lists_shows_cancels_and_runs(
     assert "state: FAILED" in out
     assert "Traceback" in out
     code, out, _ = cli("jobs", "show", nobody, *lake)
-    assert (code, "state: waits: no worker has its kind" in out) == (0, True)
+    assert (code, "state: waits: no worker runs this kind" in out) == (0, True)
     assert cli("jobs", "cancel", nobody, *lake)[1] == f"job {nobody} is CANCELLED\n"
     assert cli("jobs", "limit", "query", "3", *lake)[1] == "at most 3 jobs of kind query run at once\n"
     code, _, err = cli("jobs", "show", "none", *lake)

@@ -128,7 +128,7 @@ def test_an_object_that_cannot_be_deleted_keeps_its_row_and_is_reported(
     with caplog.at_level(logging.WARNING):
         done = sweep(store, [next(ledger.expired(10))], ledger.forget).warn()
     assert (done.objects, done.failures, done.failed) == (4, 1, [("kind/3", "no right to it")])
-    assert "kind/3 is not needed and could not be deleted: no right to it" in caplog.text
+    assert "kind/3 is no longer needed but could not be deleted: no right to it" in caplog.text
     assert "kind/3" in ledger.rows and "kind/1" not in ledger.rows
     monkeypatch.undo()
     # as after a crash between the two deletions: the object is deleted, and its row is retried

@@ -149,7 +149,7 @@ def test_swapped_objects_are_detected(instance: Instance, folded: bool) -> None:
     assert store.verify(DAY).problems
     if folded:
         model.put(key("a1"), content="late")
-        with pytest.raises(PayloadCorrupt, match="another object's payloads"):
+        with pytest.raises(PayloadCorrupt, match="the payloads of another object"):
             cooling.fold(tools(instance), DAY)
     for path, data in zip(paths, contents, strict=True):
         path.write_bytes(data)

@@ -331,7 +331,7 @@ def test_the_commands_print_results_and_errors_in_one_line(
     file.write_text('{"a": [1, null]}')
     assert cli("payloads", "put", "t", "j", at, "k", "--file", str(file)) == (
         0,
-        "kept k j of t\n",
+        "stored k j of t\n",
         "",
     )
     assert cli("payloads", "get", "t", "j", at, "k") == (0, '{"a": [1, null]}\n', "")
@@ -361,14 +361,14 @@ def test_the_commands_print_results_and_errors_in_one_line(
     assert figure("bytes_in_per_second", 1_234_567) == "1.2 MB"
     code, out, _ = cli("payloads", "verify", "2026-03-05")
     assert (code, out[:33]) == (0, "read 2 payloads of 1 object, 333 "[:29] + out[29:33])
-    assert cli("payloads", "rehydrate", "2026-03-05") == (0, "2 payloads made hot again\n", "")
+    assert cli("payloads", "rehydrate", "2026-03-05") == (0, "2 payloads copied back into PostgreSQL\n", "")
     assert cli("payloads", "offload", "--day", "2026-03-05")[0] == 0
     assert cli("payloads", "fold", "2026-03-05")[0] == 0
     assert cli("payloads", "expire", "2026-03-06", "--dry-run") == (0, "2026-03-05\n", "")
     assert cli("payloads", "expire", "2026-03-06")[0] == 2
     assert cli("payloads", "expire", "2026-03-06", "--yes")[:2] == (
         0,
-        "dropped 1 day; busy, for another time: 0\n",
+        "dropped 1 day; skipped because they are in use: 0\n",
     )
     for arguments, expected, why in (
         (("get", "t", "j", at, "k"), 1, "its day is past its retention"),

@@ -348,7 +348,7 @@ def test_a_restore_by_an_older_dormouse_is_refused_by_name(instance: Instance) -
     )
     with pytest.raises(InvalidCut, match=r"was restored at .*, by an old Dormouse, which recorded"):
         table.changes(after=before)
-    with pytest.raises(InvalidCut, match=r"consumer 'c' cannot go on: .* To go on: table.drop_consumer"):
+    with pytest.raises(InvalidCut, match=r"consumer 'c' cannot continue: .* To go on: table.drop_consumer"):
         consumer.read()
     assert changed(table, after) == []
     table.restore(before)

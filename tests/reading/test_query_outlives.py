@@ -165,7 +165,7 @@ def test_rows_of_one_key_are_held_back_only_up_to_a_limit(
     first = reader.read_next_batch().to_pylist()
     assert first
     replace_all_files(lake)
-    with pytest.raises(ObjectNotFound, match="collected amid rows of equal key") as error:
+    with pytest.raises(ObjectNotFound, match="collected while rows with one key were read") as error:
         for batch in reader:
             first += batch.to_pylist()
     assert len(str(error.value).splitlines()) == 1

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -188,6 +189,19 @@ NOTHING_KNOWN = Fails(
     Every((InRanges(FIELDS["d"], (Range(min=date(1970, 1, 1)),)), Fails(IsNull(FIELDS["d"]))))
 )
 EXAMPLES = (ZEROS, MANY_ZEROS, NAN, LARGE, SMALL, NULLS, MANY, NOTHING_KNOWN)
+
+
+@pytest.mark.parametrize("by", [by_datafusion, by_duckdb])
+@pytest.mark.parametrize("name", ["x", "f"])
+def test_an_engine_treats_nan_as_the_largest_number_at_each_end_of_a_range(
+    file: Path, name: str, by: Callable[[Path, Filter], list[int]]
+) -> None:
+    for low, high in product([None, -math.inf, 1.5, math.nan], repeat=2):
+        for low_inclusive, high_inclusive in product([True, False], repeat=2):
+            item = Range(low, high, low_inclusive, high_inclusive)
+            node = InRanges(FIELDS[name], (item,))
+            if item != Range():
+                assert (item, by(file, node)) == (item, expected(node))
 
 
 @pytest.mark.parametrize("by", [by_datafusion, by_duckdb])

@@ -78,7 +78,11 @@ def test_older_versions_keep_the_columns_that_they_had(rows: RowTable) -> None:
         (dm.RenameColumn("n", "name"), InvalidColumn, "there is a column 'name' already"),
         (dm.DropColumn("m"), InvalidColumn, "there is no column 'm'; the columns are name, n"),
         (dm.Insert([{"m": 1}]), InvalidRow, "row 1: there is no column 'm'; the columns are name, n"),
-        (dm.Insert([{"ROW_ID": 1}]), InvalidRow, "row 1: a row to insert has no ROW_ID and no ROW_VERSION"),
+        (
+            dm.Insert([{"ROW_ID": 1}]),
+            InvalidRow,
+            "row 1: a row to insert must have no ROW_ID and no ROW_VERSION",
+        ),
         (dm.Update([{"ROW_ID": 1, "n": 1}]), InvalidRow, "row 1: it has no ROW_VERSION: send the version"),
         (dm.Update([{"n": 1}]), InvalidRow, "row 1: it has no ROW_ID"),
         (dm.Remove([(1, 1), (1, 1)]), InvalidRow, "row 2: the row of ROW_ID 1 comes twice in one change"),
@@ -324,7 +328,7 @@ def test_a_table_cannot_become_a_row_table_or_cease_to_be_one(instance: Instance
         schema = OF_K
         instance.create_table("other", schema, properties=dm.TableProperties(rows="edited"))
     instance.create_table("plain", OF_K)
-    with pytest.raises(NotARowTable, match="'plain' is no row table"):
+    with pytest.raises(NotARowTable, match="'plain' is not a row table"):
         instance.row_table("plain")
     assert [one.name for one in instance.row_tables()] == ["people"]
 

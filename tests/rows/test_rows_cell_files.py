@@ -57,7 +57,7 @@ def test_a_file_is_read_back_as_it_was_put_also_in_older_versions(
     assert [rows.file(1, "photo", version).name for version in (1, 2)] == ["Föto 1.jpg", "2.jpg"]
     for row, column, kind, said in (
         (2, "photo", RowNotFound, "column 'photo' of row 2 has no file"),
-        (1, "name", InvalidColumn, "has no files"),
+        (1, "name", InvalidColumn, "only columns of type FILE have files"),
         (3, "photo", RowNotFound, "no row"),
     ):
         with pytest.raises(kind, match=said):

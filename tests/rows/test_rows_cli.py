@@ -90,7 +90,8 @@ def test_an_edited_download_is_uploaded(run: Run) -> None:
     assert output_of(run, "upload", "t", "out.csv", "--id", "once")["versions"] == [2]
     assert failed(run, "upload", "t", "out.csv") == (
         1,
-        "table 't': changed since they were read: row 2 (sent 1, now 2); nothing was changed: read them "
+        "table 't': rows were changed after you read them: row 2 (sent 1, now 2); nothing was changed: "
+        "read them "
         "again, and send the change with their new versions",
     )
     assert run("download", "t", "-", "--separator", "tab", "--no-header")[1] == '1\t1\t"a"\t1\n2\t2\t"b"\t5\n'
@@ -223,7 +224,7 @@ def test_a_preview_shows_columns_rows_and_faults_of_a_file(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["create", "u"], 2, "give its columns by --column, by --schema FILE or by --like FILE"),
+        (["create", "u"], 2, "give the columns by --column, by --schema FILE or by --like FILE"),
         (
             ["create", "u", "--column", "n"],
             2,

@@ -189,9 +189,9 @@ def test_a_token_belongs_to_one_query_of_one_table(
     query_when_ready(rows, f"select n from {rows.name}")
     with pytest.raises(InvalidPage, match="another query"):
         table.query("select n from t ", page=page)
-    with pytest.raises(InvalidPage, match="not given by this table"):
+    with pytest.raises(InvalidPage, match="does not belong to this table"):
         rows.query(page=page)
-    with pytest.raises(InvalidPage, match="not given by this table"):
+    with pytest.raises(InvalidPage, match="does not belong to this table"):
         table.query(page=page[:-2] + ("AA" if page[-2:] != "AA" else "BB"))
     for token, version in ((page, 3), (page, 1), (older, 2)):
         with pytest.raises(InvalidPage, match="another version"):

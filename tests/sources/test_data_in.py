@@ -92,7 +92,7 @@ def test_an_ambiguous_time_format_for_an_existing_table_must_be_given(
         code, _, err = cli("ingest", "days", str(path), *more)
         assert code != 0 and "could be %d/%m/%Y or %m/%d/%Y: say which (--type day=date:%d/%m/%Y" in err
     code, _, err = cli("ingest", "days", str(path), "--type", "k=string")
-    assert code == 2 and "--type goes with --create" in err
+    assert code == 2 and "--type column=type needs --create" in err
     assert cli("ingest", "days", str(path), "--type", "day=date:%m/%d/%Y")[0] == 0
     assert json.loads(cli("sql", "select max(day) as d from days", "--json")[1]) == [{"d": "2020-03-04"}]
 

@@ -81,7 +81,7 @@ def test_a_column_that_a_pending_deletion_names_is_dropped_when_no_row_is_left(i
     shaped.ingest(*ROWS)
     shaped.delete("note", "x")
     shaped.rename("note", "remark")
-    with pytest.raises(InvalidSchema, match="'remark' of table 't' is named by pending deletion 1"):
+    with pytest.raises(InvalidSchema, match="'remark' of table 't' is used by pending deletion 1"):
         shaped.table.drop_column("remark")
     shaped.check()
     newer_rows(shaped)
@@ -162,7 +162,7 @@ def test_properties_follow_the_names_of_columns(instance: Instance) -> None:
     table.compact()
     assert table.query().read_all().to_pylist() == [{"k": 1, "total": 3, "at": 2}]
     with pytest.raises(
-        InvalidSchema, match="'total' of table 't' is named by aggregate and bloom_filter_columns"
+        InvalidSchema, match="'total' of table 't' is used by aggregate and bloom_filter_columns"
     ):
         table.drop_column("total")
     with pytest.raises(InvalidSchema, match="aggregate: value 'more' has no function"):

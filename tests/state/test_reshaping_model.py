@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         if self.shaped.model.names[field.name] not in named:
             self.shaped.drop(field.name)
         else:
-            with pytest.raises(dm.errors.InvalidSchema, match="is named by pending deletion"):
+            with pytest.raises(dm.errors.InvalidSchema, match="is used by pending deletion"):
                 self.shaped.table.drop_column(field.name)
 
     @rule()

@@ -178,7 +178,7 @@ def _tell_of_failure(rounds: LastRounds, run: RunList, reason: str | None) -> No
     known = (one.ended_at for one in rounds.read()[0] if one.kind == "compaction")
     if not any(ended_at and ended_at >= run.created_at for ended_at in known):
         with rounds.round("compaction") as current:
-            current.errors.append(f"the run {run.run_id} failed: {reason or 'EMR says why'}")
+            current.errors.append(f"the run {run.run_id} failed: {reason or 'EMR shows the reason'}")
 
 
 def _given_up_since(supplier: Supplier, listed: RunList) -> int:

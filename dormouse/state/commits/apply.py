@@ -128,7 +128,7 @@ class Tables:
             was_adopted = False
         else:
             work = rows_of(_QUERIES["was_adopted"])
-            ((was_adopted,),) = run_lookup(self.supplier, work, operation="look at adoptions")
+            ((was_adopted,),) = run_lookup(self.supplier, work, operation="read adoptions")
         return {(name, uuid): _lacking(name, uuid if was_adopted else None) for name, uuid in tables}
 
     def _checked_lately(self, ids: set[int]) -> dict[int, CommitTable]:
@@ -145,7 +145,7 @@ class Tables:
         """Reads the tables of these ids or names; returns the cached object where the row has not changed."""
         now = time.monotonic()
         rows = run_statement(
-            self.supplier, rows_of(_QUERIES["tables"], values), operation="tables of commits"
+            self.supplier, rows_of(_QUERIES["tables"], values), operation="look up tables of commits"
         )
         tables = []
         with self._lock:

@@ -408,7 +408,7 @@ class Committer:
             removal_log.roll(self._tables.supplier)
             self._tidy()
         except (DormouseError, psycopg.Error) as error:
-            logger.info("old refusals and bodies are deleted later: %s", error)
+            logger.info("deleting old rejections and bodies failed and is tried again later: %s", error)
 
 
 def _is_final(error: Exception) -> bool:

@@ -205,7 +205,9 @@ class QueuedJobCommits:
             "durable_seconds": DURABLE_SECONDS,
         }
         work = Awaiting.any_of([each for _, each in questions]).then(_ANSWERS, values, self._patience)
-        return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
+        return [
+            _Answer(*row) for row in run_statement(self._supplier, work, operation="read outcomes of commits")
+        ]
 
     @staticmethod
     def _with_retries(ask: Callable[[], T]) -> T:
@@ -219,7 +221,9 @@ class QueuedJobCommits:
                 return ask()
             except (DormouseError, OSError, psycopg.OperationalError) as error:
                 failure = error
-        raise CommitOutcomeUnknown(f"a commit was sent, and then: {failure}") from failure
+        raise CommitOutcomeUnknown(
+            f"a commit request was sent, and waiting for its outcome failed: {failure}"
+        ) from failure
 
 
 def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:

@@ -206,7 +206,7 @@ class Marks:
         age = f" and {self.age_seconds_max / 2:g} s" if math.isfinite(self.age_seconds_max) else ""
         return (
             f"the commit queue has {about}{depth.messages:,} messages, the oldest is "
-            f"{depth.oldest_seconds:.0f} s old; work goes on below {self.messages_max // 2:,} messages{age}"
+            f"{depth.oldest_seconds:.0f} s old; work continues below {self.messages_max // 2:,} messages{age}"
         )
 
 

@@ -257,7 +257,9 @@ class WriteAttempts:
         try:
             return not sweep(self._objects, self._untracked(attempt, own)).warn().failed
         except (DormouseError, psycopg.Error) as error:  # go on with the other attempts
-            logger.warning("%s is not needed and could not be deleted: %s", attempt.object_prefix, error)
+            logger.warning(
+                "%s is no longer needed but could not be deleted: %s", attempt.object_prefix, error
+            )
             return False
 
     def collect_abandoned(self, table_id: int = NO_TABLE) -> int:
@@ -276,7 +278,7 @@ class WriteAttempts:
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Returns the names of those objects that belong to no attempt."""
         work = rows_of(_QUERIES["of_attempts"], {"names": list(names)})
-        operation = "look for attempts"
+        operation = "find attempts"
         rows = run_transaction(self._supplier, work, read_only=True, scans=True, operation=operation)
         known = {name for (name,) in rows}
         return [name for name in names if name not in known]
@@ -293,7 +295,7 @@ class WriteAttempts:
             files = {name: narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names}
             # on this table's partition: a query of the parent would lock the partitions of all tables
             values = {"file_ids": list(files.values())}
-            tracked = {row[0] for row in own.rows("tracked", values, operation="look for leftovers")}
+            tracked = {row[0] for row in own.rows("tracked", values, operation="find leftovers")}
             return [name for name, file_id in files.items() if file_id not in tracked]
 
         return unknown_pages(self._objects.list(attempt.object_prefix), untracked, LISTED_NAMES_MAX)

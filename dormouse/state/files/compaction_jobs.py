@@ -279,7 +279,7 @@ class CompactionJobs:
                 conn.execute(_QUERIES["put_back"].on(), values)
 
         if listed:
-            run_transaction(self._supplier, work, operation="put jobs back")
+            run_transaction(self._supplier, work, operation="return unfinished jobs")
 
     def hand_over(self, run_id: str, limit: int, seconds: float) -> list[str]:
         """Hands up to `limit` idle jobs to a run, which is taken for dead after `seconds`.
@@ -293,7 +293,7 @@ class CompactionJobs:
             conn.execute(_QUERIES["one_at_a_time"].on(), values)
             return [row[0] for row in conn.execute(_QUERIES["hand_over"].on(), values)]
 
-        return run_transaction(self._supplier, work, operation="hand jobs over")
+        return run_transaction(self._supplier, work, operation="assign jobs to a run")
 
     def release_run(self, run_id: str) -> ReleasedJobs:
         """Deletes the unfinished jobs of a run and releases their files; its processes can commit nothing."""

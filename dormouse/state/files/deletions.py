@@ -143,7 +143,7 @@ class Deletions:
                 current_condition(schema, condition)
             except InvalidQuery as error:
                 raise InvalidCut(
-                    f"table {self._own.table.name!r} cannot be put back: deletion {deletion_id} was pending "
+                    f"table {self._own.table.name!r} cannot be restored: deletion {deletion_id} was pending "
                     f"then, and {error}; read the moment with as_of, and ingest what is missing"
                 ) from None
 
@@ -326,10 +326,10 @@ def erased_by(store: FileReferenceStore, files: Sequence[str] | None, at: dateti
     Without files, returns the last erasure that was still active after the time `at`.
     """
     values = {"files": None if files is None else list(files), "at": at}
-    rows = store.own.rows(_QUERIES["erased"], values, operation="look for erasures")
+    rows = store.own.rows(_QUERIES["erased"], values, operation="find erasures")
     return ErasedBy(*rows[0]) if rows else None
 
 
 def backups_taken(supplier: Supplier) -> dict[str, list[str]]:
     """Returns the names of the backups that were begun, by the place that they are in."""
-    return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="look for backups"))
+    return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="find backups"))

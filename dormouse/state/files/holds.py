@@ -125,7 +125,7 @@ def held_until_next(supplier: Supplier, holder: str, seconds_max: float) -> Iter
 
 def holds(supplier: Supplier) -> list[Hold]:
     """Returns the holds that have not ended, sorted by their ends."""
-    rows = run_lookup(supplier, rows_of(_QUERIES["holds"]), operation="look for holds")
+    rows = run_lookup(supplier, rows_of(_QUERIES["holds"]), operation="find holds")
     return [Hold(*row) for row in rows]
 
 
@@ -140,9 +140,9 @@ def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
 
     Depends on the table's properties and on the holds.
     """
-    before: datetime = run_lookup(
-        supplier, rows_of(_whole("before"), _kept(table)), operation="look for holds"
-    )[0][0]
+    before: datetime = run_lookup(supplier, rows_of(_whole("before"), _kept(table)), operation="find holds")[
+        0
+    ][0]
     return before
 
 
@@ -152,7 +152,7 @@ def let_go(supplier: Supplier, table: TableRecord) -> datetime | None:
     The caller then deletes the files. Returns None if the table was dropped.
     """
     rows = run_transaction(
-        supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="let files go"
+        supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="release files"
     )
     return rows[0][0] if rows else None
 
@@ -174,4 +174,4 @@ def _whole(name: str) -> Query:
 def is_held(supplier: Supplier, table_id: int, snapshot: str, seconds: float) -> bool:
     """Returns whether a moment of a table is held for at least `seconds` more, as named cuts are."""
     values = {"table_id": table_id, "snapshot": snapshot, "seconds": seconds}
-    return bool(run_lookup(supplier, rows_of(_QUERIES["is_held"], values), operation="look for holds")[0][0])
+    return bool(run_lookup(supplier, rows_of(_QUERIES["is_held"], values), operation="find holds")[0][0])

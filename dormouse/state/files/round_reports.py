@@ -227,7 +227,7 @@ class LastRounds:
         }
         try:
             work = rows_of(_QUERIES["record"], values)
-            run_statement(self._supplier, work, operation="remember a round")
+            run_statement(self._supplier, work, operation="record a round")
         except Exception as failure:
             logger.warning(
                 "the end of a %s of table %s could not be recorded: %s",

@@ -114,7 +114,7 @@ class Shapes:
         def work(conn: psycopg.Connection[Any]) -> None:
             change(self.of(conn), conn)
 
-        run_transaction(self._supplier, work, read_only=True, operation="try a change")
+        run_transaction(self._supplier, work, read_only=True, operation="validate a schema change")
 
     def _held(self, query: str, conn: psycopg.Connection[Any]) -> TableRecord:
         row = conn.execute(_QUERIES[query].on(), self._key).fetchone()

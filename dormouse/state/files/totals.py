@@ -54,7 +54,7 @@ class Differences:
 
     def remembered(self) -> list[Difference]:
         """Returns the differences that full counts have found and that were not accepted since."""
-        return self._own.run(self.remembered_in, read_only=True, operation="look for differences")
+        return self._own.run(self.remembered_in, read_only=True, operation="find differences")
 
     def accept(self) -> int:
         """Accepts the current state as right; returns how many differences were open.
@@ -184,7 +184,7 @@ class TableTotals:
 
     def _count(self, *, daily: bool = False, compares: bool) -> _Count:
         # read committed: days of the log may be dropped although an older snapshot could still see them
-        counted = self._own.run(self._count_since, operation="count what there is")
+        counted = self._own.run(self._count_since, operation="count rows and references")
         if counted is None or (daily and not counted[1]):
             return self._count_whole(compares=compares)
         return counted[0]
@@ -210,7 +210,7 @@ class TableTotals:
             return _count_of(now, changes=0, whole=True, differences=tuple(lost))
 
         snapshot = Isolation.REPEATABLE_READ
-        return self._own.run(work, isolation=snapshot, read_only=True, operation="count what there is")
+        return self._own.run(work, isolation=snapshot, read_only=True, operation="count rows and references")
 
     def _differences(self, conn: psycopg.Connection[Any], now: Mapping[str, Any]) -> Iterator[Difference]:
         for since in named_rows(conn.execute(self._own.on("count_since"), self._key())):

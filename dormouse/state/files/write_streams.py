@@ -41,13 +41,13 @@ class PutFiles:
             "byte_count": byte_count,
             "sha256": bytes.fromhex(sha256),
         }
-        if not run_statement(self._supplier, rows_of(_QUERIES["note"], values), operation="note a file"):
+        if not run_statement(self._supplier, rows_of(_QUERIES["note"], values), operation="record a file"):
             raise TableNotFound.gone(self._table.name)
 
     def of_ids(self, file_ids: Iterable[str]) -> dict[str, tuple[int, str]]:
         """Returns the size in bytes and the SHA-256 of files, by id; files without a record are absent."""
         values = {"table_id": self._table.table_id, "file_ids": [UUID(file_id) for file_id in file_ids]}
-        rows = run_lookup(self._supplier, rows_of(_QUERIES["of_ids"], values), operation="look for files")
+        rows = run_lookup(self._supplier, rows_of(_QUERIES["of_ids"], values), operation="find files")
         return {file_id.hex: (size, digest.hex()) for file_id, size, digest in rows}
 
     def written(self) -> Iterator[LedgerObject]:
@@ -55,7 +55,7 @@ class PutFiles:
         after = UUID(int=0)
         while True:
             values = {"table_id": self._table.table_id, "after": after, "limit": PAGE_FILES}
-            page = run_lookup(self._supplier, rows_of(_QUERIES["noted"], values), operation="look for files")
+            page = run_lookup(self._supplier, rows_of(_QUERIES["noted"], values), operation="find files")
             for file_id, size, digest in page:
                 yield LedgerObject(self.prefix + file_id.hex, size, digest, True, self._table.name)
             if len(page) < PAGE_FILES:

@@ -178,8 +178,8 @@ class Epochs:
         *_, created, head = rows[0]
         if 0 < created <= head:
             raise EpochNotFound(
-                f"what partition {partition_id!r} of table {self._table.name!r} was made of is not kept: "
-                f"epoch {created} made it, and the history is truncated at epoch {head}"
+                f"the predecessors of partition {partition_id!r} of table {self._table.name!r} are not "
+                f"kept: epoch {created} created it, and the history is truncated at epoch {head}"
             )
         return _by_id(rows)
 
@@ -279,7 +279,7 @@ class Epochs:
             name = self._table.name
             raise MetadataDamaged(
                 f"table {name!r}: the database has lost its row of epoch {lost}: "
-                f"'dormouse check --table {name}' tells more"
+                f"'dormouse check --table {name}' shows details"
             )
 
     def _related(self, partition_id: str, *, made_of_it: bool) -> list[Any]:
@@ -287,7 +287,7 @@ class Epochs:
         rows = self._rows("related", partition_id=known, made_of_it=made_of_it)
         if not rows:
             head, _ = self._ends()
-            kept = f"; those that ended up to epoch {head}, where its history is truncated, are not kept"
+            kept = f"; partitions that ended up to epoch {head}, where its history is truncated, are not kept"
             raise PartitionNotFound(
                 f"table {self._table.name!r} has no partition {partition_id!r}{kept if head else ''}"
             )

@@ -213,8 +213,9 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
             give_up = min(give_up, time.monotonic() + UNFINISHED_SECONDS_MAX)
             if time.monotonic() > give_up:
                 raise TableBusy(
-                    f"a transaction that may be of the moment {text_of(at)} has been changing table "
-                    f"{context.table.name!r} for {UNFINISHED_SECONDS_MAX:g} s since; try again later",
+                    f"the moment {text_of(at)} cannot be read yet: a transaction that may belong to it has "
+                    f"been changing table "
+                    f"{context.table.name!r} for {UNFINISHED_SECONDS_MAX:g} s; try again later",
                     table=context.table.name,
                 )
         time.sleep(max(ahead + 0.001, backoff_seconds(min(attempt, 5))))
@@ -467,7 +468,7 @@ def _check_whole(then: PartitionTree, now: PartitionTree, node: int, group: list
     place = _enclosing(then, region)
     if then.region_of(place) != region or not _covered(then, place, {each.partition_id for each in group}):
         raise NotWhole(
-            f"the rows cannot be put back: partition {group[0].partition_id!r} was merged since, and its "
+            f"the rows cannot be restored: partition {group[0].partition_id!r} was merged since, and its "
             f"file {group[0].filename!r} also holds rows that were not the table's in partition "
             f"{now.node_id(node)!r}; read the moment with as_of, and ingest what is missing"
         )

@@ -113,7 +113,7 @@ def events_between(context: TableContext, after: Position, till: Position) -> li
 def has_events_since(context: TableContext, after: Position) -> bool:
     """Returns whether there was a deletion, or a restore of the table, since a moment."""
     rows = context.store.own.rows(
-        _QUERIES["any_since"], {"after": after.snapshot}, operation="look for deletions and restores"
+        _QUERIES["any_since"], {"after": after.snapshot}, operation="find deletions and restores"
     )
     return bool(rows[0][0])
 
@@ -253,7 +253,7 @@ def apply_retention(
 
 def holders(context: TableContext) -> tuple[Holder, ...]:
     """Returns the named cuts and consumers that keep a table's history, the oldest first."""
-    rows = context.store.own.looked_up(_QUERIES["holders"], {}, operation="look up what is held")
+    rows = context.store.own.looked_up(_QUERIES["holders"], {}, operation="look up holders of history")
     return tuple(starmap(Holder, rows))
 
 

@@ -84,7 +84,7 @@ def test_a_broken_stack_does_not_keep_other_parts_running(deployed: Deployed, *,
     with pytest.raises(InstanceError, match=r"could not stop the query service: .*update rollback failed"):
         pause(deployed.find(), wait=wait, tell=lines.append, clock=FakeClock().clock)
     assert deployed.state() == PAUSED
-    assert [line for line in lines if line.endswith("then pause it again; all else goes on")]
+    assert [line for line in lines if line.endswith("then pause it again; the other steps continue")]
 
 
 def test_a_resume_during_a_pause_wins_although_a_stack_is_broken(deployed: Deployed) -> None:

@@ -79,7 +79,7 @@ def here(cli: Cli, dsn: str, tmp_path: Path) -> Cli:
 @pytest.mark.slow
 def test_a_deployed_instance_answers_like_a_direct_connection(there: Cli, here: Cli, calls: Any) -> None:
     """Compares texts, JSON, exit codes and errors."""
-    assert there(*CREATE) == (0, "table flights is made, of 2 partitions\n", "")
+    assert there(*CREATE) == (0, "created table flights with 2 partitions\n", "")
     assert [function for function, _ in calls] == [TABLES.change]
     assert there("table", "add-column", "flights", "gate:string?")[0] == 0
     for args in (
@@ -155,7 +155,7 @@ def test_commands_on_a_paused_instance_are_refused(deployed: Deployed, there: Cl
     deployed.client("ssm").put_parameter(Name=name, Value="paused", Type="String", Overwrite=True)
     code, out, err = there("table", "list")
     assert (code, out, calls) == (1, "", [])
-    assert err == "dormouse: dev is paused, and its database sleeps: dormouse resume --instance dev\n"
+    assert err == "dormouse: dev is paused, so its database is stopped: run dormouse resume --instance dev\n"
 
 
 def test_an_instance_without_these_lambdas_must_be_deployed_again(deployed: Deployed, there: Cli) -> None:
@@ -175,7 +175,9 @@ def test_a_change_without_an_answer_is_reported_as_unknown(
     args = ("table", "drop", "flights", "--yes") if verb == "drop" else ("table", "list")
     code, _, err = there(*args)
     assert code == 1
-    assert ("not known: look with dormouse table list --instance dev" in err) == (verb == "drop")
+    assert ("whether the change was made: look with dormouse table list --instance dev" in err) == (
+        verb == "drop"
+    )
 
 
 def test_a_name_is_a_folder_where_there_are_no_credentials(
@@ -192,14 +194,14 @@ def test_a_name_is_a_folder_where_there_are_no_credentials(
     made: list[Any] = []
     monkeypatch.setattr(command.Session, "open", lambda *given, **more: made.append(more) or 1 / 0)
     create = ("table", "create", "t", "--row-key", "a:long", "--instance", "lake")
-    assert "lake is taken for a new folder: there are no AWS credentials here" in cli(*create)[2]
+    assert "there are no AWS credentials, so lake is taken as the name of a new folder" in cli(*create)[2]
     assert [one["create"] for one in made] == [True]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     refused = cli(*create)[2]
-    assert "lake is no folder, and as for a deployed instance: no AWS region" in refused
-    assert "to make a folder, say --instance ./lake" in refused and refused.count("\n") == 1
+    assert "there is no folder lake, and it cannot be used as a deployed instance: no AWS region" in refused
+    assert "to create a folder, give --instance ./lake" in refused and refused.count("\n") == 1
     (tmp_path / "lake").mkdir()
     cli(*create)
     assert len(made) == 2

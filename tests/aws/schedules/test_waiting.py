@@ -74,7 +74,7 @@ def test_a_pause_reports_waiting_messages_their_age_and_expiry(deployed: Deploye
     lost = datetime.now(UTC) + timedelta(days=12)
     name = deployed.queues[0].rpartition("/")[2]
     assert report.waiting == (
-        f"about 1 messages wait in {name}, the oldest for 2.0 days; SQS forgets it on {lost:%Y-%m-%d}",
+        f"about 1 messages wait in {name}, the oldest for 2.0 days; SQS deletes it on {lost:%Y-%m-%d}",
     )
 
 
@@ -82,7 +82,7 @@ def test_a_pause_reports_waiting_messages_their_age_and_expiry(deployed: Deploye
 def test_before_messages_expire_status_and_pause_propose_a_resume(deployed: Deployed, cli: Cli) -> None:
     send(deployed, "old", days=12)
     day = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"
-    line = f"messages are lost from {day}: run dormouse resume --instance dev before"
+    line = f"SQS deletes messages from {day} on: run dormouse resume --instance dev before that"
     assert pause(deployed.find(), clock=FakeClock().clock).waiting[-1] == line
     found = status(deployed.find())
     assert found.offer == line and found.queues[0].oldest_seconds == 12 * DAY

@@ -219,7 +219,7 @@ def test_a_process_that_cannot_write_a_note_goes_on(tmp_path: Path, caplog: pyte
         store.put("file/x", b"")
     (tmp_path / "activity").write_text("a file where the notes should be")
     store_module.note_activity(store)
-    assert "activity is not noted" in caplog.text
+    assert "the note of activity could not be written" in caplog.text
 
 
 @pytest.mark.slow

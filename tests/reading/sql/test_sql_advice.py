@@ -68,7 +68,9 @@ def test_the_methods_of_an_answer_are_listed(instance: dm.Instance) -> None:
 
 def test_an_empty_value_says_how_to_ask_for_nulls(instance: dm.Instance) -> None:
     schema = made(instance, 1.0).schema
-    with pytest.raises(InvalidQuery, match=r"""asked for by --where '\{"x": null\}'$"""):
+    with pytest.raises(
+        InvalidQuery, match=r"""to find rows without a value, write --where '\{"x": null\}'$"""
+    ):
         parse_where(schema, ["x="])
     assert parse_where(schema, ["must="]) == {"must": ""}
     assert parse_where(schema, ['{"x": null}']) == {"x": None}

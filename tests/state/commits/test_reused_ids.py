@@ -79,7 +79,7 @@ def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
     jobs.start("work", {"n": 1}, job_id="mine")
     for _ in range(2):
         for other in ({"n": 2}, {"n": 1, "m": None}, None):
-            with pytest.raises(CommitIdReused, match="'mine' is that of a job with another request"):
+            with pytest.raises(CommitIdReused, match="'mine' belongs to a job with another request"):
                 jobs.start("work", other, job_id="mine")
         jobs.worker({"work": lambda request, progress: ran.append(request)}).run(drain=True)
     assert ran == [{"n": 1}]

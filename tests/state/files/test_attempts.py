@@ -360,7 +360,7 @@ def test_leftovers_that_cannot_be_deleted_are_tried_again(
         type(table.objects), "delete", lambda self, found: [(name, OSError("broken")) for name in found]
     )
     table.attempts.collect(table.table)
-    assert f"{late} is not needed and could not be deleted: broken" in caplog.text
+    assert f"{late} is no longer needed but could not be deleted: broken" in caplog.text
     monkeypatch.undo()
     table.attempts.collect(table.table)
     assert (late in names(table), remembered(table)) == (False, 0)

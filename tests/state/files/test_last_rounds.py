@@ -330,11 +330,11 @@ def test_the_status_command_shows_failures_since_when_and_remedies(
     code, out, _ = cli("status", *where)
     [line] = [line for line in out.splitlines() if line.startswith("!")]
     assert (code, out.index("garbage") < out.index("!")) == (0, True)
-    assert line.startswith("! t: compaction fails since 20")
+    assert line.startswith("! t: compaction has failed since 20")
     assert str(status.given_up_reason) in line
     assert "1 job given up in all, the last 20" in line
     assert line.count(str(status.given_up_reason)) == 1
-    assert ". Files stay unmerged: fix what it names, then run: dormouse compact t" in line
+    assert ". Files are not merged: fix the cause, then run: dormouse compact t" in line
     assert line.endswith("then run: dormouse compact t")
     with pytest.raises(InvalidData), table.context.last_rounds.round("collection"):
         raise InvalidData("[red]bad[/red]")
@@ -342,7 +342,7 @@ def test_the_status_command_shows_failures_since_when_and_remedies(
         raise InvalidData("[red]bad[/red]")
     code, out, _ = cli("status", "t", *where)
     [gc, _] = [line for line in out.splitlines() if line.startswith("!")]
-    assert "garbage collection fails since" in gc
+    assert "garbage collection has failed since" in gc
     assert ", 2 times in a row: [red]bad[/red]." in gc
     assert gc.endswith("then run: dormouse gc t")
     code, out, _ = cli("status", "t", "--json", *where)
@@ -365,7 +365,7 @@ def test_the_command_that_cannot_divide_a_leaf_fails(
         damage(instance._objects, one)
     code, _, err = cli("split", "t", "--dsn", dsn, "--objects", instance._objects.url)
     assert code == 1
-    assert "not divided: 1 partition; the first: partition root is not divided" in err
+    assert "could not split 1 partition; the first: partition root is not divided" in err
 
 
 def test_a_read_only_instance_reads_last_rounds(instance: Instance, dsn: str) -> None:

@@ -197,6 +197,6 @@ def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> 
     add(table, 30, 5)
     merged_whole(table)
     now = keys(table)
-    with pytest.raises(NotWhole, match=r"the rows cannot be put back: partition .* was merged since"):
+    with pytest.raises(NotWhole, match=r"the rows cannot be restored: partition .* was merged since"):
         table.restore(cut)
     assert (keys(table), keys(table, cut)) == (now, rows)
