@@ -50,7 +50,7 @@ def test_the_environment_of_a_lambda_that_creates_clusters_fits(tmp_path: Path) 
         id="a" * 20,
         network=network,
         tags={name: "v" * (EMR_TAG_BYTES_MAX // 3 - len('{"Key":"a","Value":""},')) for name in "abc"},
-        compaction={"engine": "emr-ec2-steps", "instance_types": types},
+        compaction={"engine": "emr-ec2-steps", "instance_types": types, "endpoints": "existing"},
     )
     assembly = synthesize(configuration, tmp_path / "assembly", checked=False)
     sizes = {
