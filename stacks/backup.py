@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import aws_cdk as cdk
 from aws_cdk import aws_backup as backup
 from aws_cdk import aws_events as events
@@ -43,9 +45,14 @@ class BackupStack(InstanceStack):
             self._plan("Objects", foundation.storage.data_bucket.bucket_arn, None)
 
     def _vault_name(self) -> str:
-        """Returns a name that is unique for each stack ever created, as the vault outlives its stack."""
+        """Returns a name that is unique for each stack ever created, as the vault outlives its stack.
+
+        It differs for another key, with which the vault is replaced.
+        """
         own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack_id))))
-        return f"dormouse-{self.settings.id}-{own}"
+        key = self.settings.storage.key_arn
+        of_key = f"-{hashlib.sha256(key.encode()).hexdigest()[:6]}" if key else ""
+        return f"dormouse-{self.settings.id}-{own}{of_key}"
 
     def _made_role(self) -> iam.Role:
         role = role_of_this_account(self, "Role", "backup")

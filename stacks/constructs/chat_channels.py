@@ -29,7 +29,7 @@ class SlackChannel(Construct):
         chatbot.CfnSlackChannelConfiguration(
             self,
             "Channel",
-            configuration_name=name,
+            configuration_name=f"{name}-{workspace}",  # unique, as in `TeamsChannel`
             slack_workspace_id=workspace,
             slack_channel_id=channel,
             **_told_only(self, topics),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 
 import aws_cdk as cdk
@@ -57,6 +59,7 @@ class DatabaseProxy(Construct):
         proxy = rds.DatabaseProxy(
             self,
             "Proxy",
+            db_proxy_name=self._name(placement),
             proxy_target=rds.ProxyTarget.from_cluster(cluster),
             default_auth_scheme=rds.DefaultAuthScheme.IAM_AUTH,
             iam_auth=True,
@@ -69,3 +72,9 @@ class DatabaseProxy(Construct):
         self.endpoint = proxy.endpoint
         self.port = PORT
         self.resource_id = cdk.Fn.select(6, cdk.Fn.split(":", proxy.db_proxy_arn))
+
+    def _name(self, placement: Placement) -> str:
+        """Returns a name that differs for other subnets: with these, the proxy is replaced."""
+        stack = cdk.Stack.of(self)
+        subnets = json.dumps(stack.resolve([subnet.subnet_id for subnet in placement.subnets]))
+        return f"{stack.stack_name}-{hashlib.sha256(subnets.encode()).hexdigest()[:6]}"
