@@ -362,13 +362,13 @@ def key_count(settings: DeploymentSettings) -> int:
 
 
 def alarm_count(settings: DeploymentSettings) -> int:
-    """Returns about how many alarms the monitoring stack creates."""
+    """Returns the number of alarms that the monitoring stack creates."""
     queues = settings.commit.queues if settings.commit else 0
     lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = 5 * (settings.query is not None)
-    return 5 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
+    return 8 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:

@@ -10,7 +10,13 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from dormouse.settings.database import CompactionSettings, DatabaseSettings, QuerySettings, ServerlessDatabase
+from dormouse.settings.database import (
+    CompactionSettings,
+    DatabaseSettings,
+    EmrServerlessCompaction,
+    QuerySettings,
+    ServerlessDatabase,
+)
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
     DRAIN_SECONDS,
@@ -218,6 +224,9 @@ class IamSettings(Section):
 RECEIVES_LEAST = 50
 ZONES_MAX = 3
 """The limit of zones of the instance's own VPC."""
+
+ADDRESSES_OF_OTHERS = 32
+"""The addresses that are left for lambdas, databases, tasks and endpoints."""
 
 SUBNETS_MAX = 16
 """The limit of subnets of a lambda."""
@@ -487,6 +496,21 @@ class DeploymentSettings(Section):
         """The longest time in seconds that a scheduled lambda may run."""
         return max((one.timeout_seconds for one in (self.garbage, self.maintenance) if one), default=0)
 
+    def _addresses(self) -> Iterator[tuple[str, str]]:
+        """Yields a problem if the workers of EMR Serverless need more addresses than the own VPC has."""
+        compaction, network = self.compaction, self.network
+        if not isinstance(compaction, EmrServerlessCompaction) or network.vpc_id is not None:
+            return
+        # each zone has a subnet with a quarter of the addresses, of which AWS keeps five
+        free = network.zones * (2 ** (30 - int(network.cidr.rpartition("/")[2])) - 5) - ADDRESSES_OF_OTHERS
+        if (workers := compaction.vcpu_max // compaction.worker_vcpu) > free:
+            most = free * compaction.worker_vcpu
+            yield (
+                "compaction.vcpu_max",
+                f"its {workers:,} workers need an address each, and {network.cidr} has {free:,} for them: "
+                f"choose at most {most:,}, a larger worker_vcpu, or a larger network.cidr",
+            )
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if (self.account is None) != (self.region is None):
             given, other = ("account", "region") if self.region is None else ("region", "account")
@@ -513,6 +537,7 @@ class DeploymentSettings(Section):
         if self.backup:
             found = self.backup.problems(self.account, self.region, self.version_days - 1)
             yield from ((f"backup.{key}", why) for key, why in found)
+        yield from self._addresses()
         types = getattr(self.compaction, "instance_types", ())
         if wrong := [one for one in types if architecture_of(one) != self.architecture]:
             yield (

@@ -122,8 +122,8 @@ def test_keys_alarms_and_dashboards_are_counted_as_in_the_templates(name: str) -
     settings = load(CONFIG / f"{name}.toml")
     assert key_count(settings) == kinds["AWS::KMS::Key"]
     assert (settings.monitoring is not None) == kinds["AWS::CloudWatch::Dashboard"]
-    if settings.monitoring:  # an alarm is ten cents: the count may be a little off
-        assert abs(alarm_count(settings) - kinds["AWS::CloudWatch::Alarm"]) <= 4
+    if settings.monitoring:
+        assert alarm_count(settings) == kinds["AWS::CloudWatch::Alarm"]
     assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & kinds.keys()
     kept = re.findall(r'"VpcEndpointType": "Interface"', template)
     assert len(kept) == (QUERY_ENDPOINTS if settings.query else 0)
@@ -132,7 +132,7 @@ def test_keys_alarms_and_dashboards_are_counted_as_in_the_templates(name: str) -
 
 def test_runs_are_charged_by_the_hour_on_every_engine() -> None:
     vcpu = 0.042094 + 4 * 0.004628
-    assert usd(month("dev", run_hours=10, run_share=0.5), "EMR Serverless")[0] == pytest.approx(160 * vcpu)
+    assert usd(month("dev", run_hours=10, run_share=0.5), "EMR Serverless")[0] == pytest.approx(80 * vcpu)
     document = {"id": "x1", "compaction": {"engine": "emr-ec2-transient", "instances_max": 10}}
     found = estimate(parse(document), "us-east-1", replace(Assumptions(), run_hours=10, run_share=0.5))
     disk = 64 * 0.08 / 730
