@@ -182,8 +182,8 @@ def test_an_unknown_key_is_reported_with_its_place_or_the_nearest_name(text: str
         ),
         (
             '[network]\ncidr = "10.0.0.0/22"\n[compaction]\nengine = "emr-serverless"\nvcpu_max = 4000',
-            "compaction.vcpu_max = 4000: its 1,000 workers need an address each, and 10.0.0.0/22 has 470 for them: "
-            "choose at most 1,880,",
+            "compaction.vcpu_max = 4000: its 1,000 workers need an address each, and 10.0.0.0/22 has 470 for "
+            "them: choose at most 1,880,",
         ),
         (
             'architecture = "x86_64"\n[compaction]\nengine = "emr-ec2-steps"',
