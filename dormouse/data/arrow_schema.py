@@ -349,7 +349,7 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def written_schema(schema: Schema, filename: str) -> Schema:
-    """Returns the schema that the table had when a file was written; the filename contains its version."""
+    """Returns the schema's columns that a file has, with the names and types that they had in the file."""
     return schema.as_written(schema_version_of(filename))
 
 

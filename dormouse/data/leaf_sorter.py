@@ -52,7 +52,7 @@ Ints = npt.NDArray[np.int32]
 LEAF = "__leaf"  # no field's name begins with two underscores
 MEMORY_BYTES = 256 * 1024 * 1024
 MEMORY_BYTES_MAX = (1 << 31) - 1
-"""The most bytes that are sorted at once: one Arrow array cannot hold a larger column of texts."""
+"""The most bytes that are sorted at once: a larger column of texts could not be one Arrow array."""
 MERGED_RUNS_MAX = 32
 RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
@@ -129,7 +129,7 @@ def _numbers(column: pa.ChunkedArray) -> tuple[Words, bool]:
 
 
 def _places(texts: pa.LargeBinaryArray) -> Words:
-    """Returns the rank of each text among the distinct texts."""
+    """Returns the rank of each text among the distinct ones."""
     coded = texts.dictionary_encode()
     order = pc.sort_indices(coded.dictionary).to_numpy()
     places = np.empty(len(order), np.uint64)
@@ -155,7 +155,7 @@ def _fronts(texts: pa.LargeBinaryArray) -> Words:
 
 
 class LeafLookup:
-    """The leaves of a tree, and a lookup that finds the leaf of each row. It can be pickled.
+    """The leaves of a tree, and a lookup of the leaf of each row; can be pickled.
 
     `leaf_ids` are in key order, held as two buffers instead of as many strings.
     """
@@ -175,7 +175,7 @@ class LeafLookup:
 
 
 class _Nodes:
-    """The tree as arrays. Nodes have positive numbers, and leaves have the negative numbers ~0, ~1, …."""
+    """The tree as arrays. Nodes have numbers from 0 on, and leaves have the negative numbers ~0, ~1, …."""
 
     def __init__(self, tree: PartitionTree, leaves: Sequence[int]) -> None:
         arrays = tree.arrays
@@ -281,7 +281,7 @@ class LeafSorter:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, batch: pa.RecordBatch, leaves: pa.Int32Array) -> None:
-        """Adds rows as `conform` returns them; `leaves` has the position of each row's leaf."""
+        """Adds rows, as `conform` returns them, with the position of each row's leaf."""
         self.counts += np.bincount(leaves.to_numpy(), minlength=len(self.counts))
         if self._by_leaf:
             batch = batch.append_column(LEAF, leaves)
@@ -292,7 +292,7 @@ class LeafSorter:
         self._held_bytes += batch.nbytes
 
     def sorted_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields all rows in order, without the leaf's column. It can be called once."""
+        """Yields all rows in order, without the leaf; can be called once."""
         if self._spilling is None:
             if self._held:
                 yield from self._sorted(self._take_held(), self._names)
@@ -333,7 +333,7 @@ class LeafSorter:
             raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
 
     def _take_held(self) -> pa.Table:
-        """Returns the rows in memory, each column in one piece, and drops the sorter's references to them."""
+        """Returns the rows in memory, each column in one piece; the caller then owns their memory."""
         held, self._held, self._held_bytes = self._held, [], 0
         schema = held[0].schema
         columns = [batch.columns for batch in held]
@@ -410,7 +410,7 @@ class LeafSorter:
 
 
 def _taken(pieces: list[list[pa.Array]]) -> Iterator[list[pa.Array]]:
-    """Yields each item and drops it from the list, so that the caller alone keeps its memory alive."""
+    """Yields each item and drops it from the list, so that only the receiver holds it."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()

@@ -113,7 +113,7 @@ class _Keys(Sequence[Any]):
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Returns a column of times or dates as integers, because Python's types have a smaller range."""
+    """Returns times and dates as integers, since Python's types have a smaller range."""
     if pa.types.is_timestamp(column.type):
         return column.view(pa.int64())
     return column.view(pa.int32()) if pa.types.is_date32(column.type) else column
@@ -138,7 +138,7 @@ class _Above:
         return [batch for batch in taken if batch.num_rows]
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yields all rows that were not returned before; a caller that stops early can continue later."""
+        """Yields all rows that were not taken yet; a caller that stops may continue later."""
         left, self._left = self._left, None
         if left is not None:
             yield left
@@ -209,7 +209,10 @@ class Marks:
 
 
 class Places(NamedTuple):
-    """The place of a file's first and last load, None if not known, and whether the file may have marks."""
+    """The first and last place of the loads that wrote a file's rows, and the presence of marks.
+
+    A place is None if it is not known. `has_marks` is true if the file may have marks of deletion.
+    """
 
     first: int | None
     last: int | None
@@ -240,7 +243,7 @@ def chunks_of(
 
 
 def ends_of(chunks: Sequence[pq.ColumnChunkMetaData]) -> tuple[int, int] | None:
-    """Returns the smallest and largest value of an integer column, by its metadata; None if not known."""
+    """Returns the smallest and the largest value of an integer column, or None if not known."""
     statistics = [one.statistics for one in chunks]
     if not statistics or any(one is None or not one.has_min_max for one in statistics):
         return None

@@ -196,7 +196,7 @@ class KeySketch:
 
 @dataclass(frozen=True, slots=True)
 class FileSketches:
-    """The sketches of one file: one for each row key."""
+    """The sketches of one file, by row key."""
 
     row_count: int
     stride: int
@@ -206,7 +206,7 @@ class FileSketches:
     def from_sorted(
         schema: Schema, batches: Iterable[pa.RecordBatch | pa.Table], row_count: int
     ) -> FileSketches:
-        """Returns the sketches of `row_count` rows, given in key order; reads only the row keys."""
+        """Returns the sketches of `row_count` rows that come in key order; reads only the row keys."""
         sampler = KeySampler(schema, row_count)
         for batch in batches:
             sampler.add(batch)
@@ -440,7 +440,7 @@ def _inside(file: pq.ParquetFile, schema: Schema, region: Region) -> Iterator[pa
 
 
 def _within(column: Any, item: Range) -> npt.NDArray[np.bool_]:
-    """Returns a flag for each value: true if it lies in the range, which excludes its maximum."""
+    """Returns a flag for each value: true from the range's minimum on, and below its maximum."""
     points = [end for end in (item.min, item.max) if end is not None]
     if not points:
         return np.ones(len(column), dtype=bool)

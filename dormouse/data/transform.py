@@ -70,7 +70,7 @@ class Transform:
 
     @staticmethod
     def parse(schema: Schema, properties: TableProperties) -> Transform:
-        """Returns the transform of the given properties; raises `InvalidProperties` if they do not fit."""
+        """Returns the transform of some properties; raises `InvalidProperties` if they do not fit."""
         bloom_filter_columns(schema, properties)
         aggregates = _parse_aggregate(schema, properties.aggregate) if properties.aggregate else ()
         age_off = _parse_filter(schema, properties.filter) if properties.filter else None

@@ -81,7 +81,7 @@ def tasks_of(
 ) -> list[InputPartition]:
     """Returns the tasks that read the changes after `start` and up to `end`, in order.
 
-    `as_known` returns rows with the context's columns instead of those that the table has at `end`.
+    With `as_known`, rows have the context's columns instead of those that the table has at `end`.
     """
     bytes_max = options.split_bytes or PART_BYTES
     parts = changes_parts(context, start, end, options.columns, bytes_max, as_known=as_known)
@@ -89,7 +89,7 @@ def tasks_of(
 
 
 class ChangesReader(DataSourceReader):
-    """The reader of the changes between two moments that the options name."""
+    """The reader of the changes between two moments that options name."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options

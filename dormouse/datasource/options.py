@@ -28,7 +28,7 @@ _QUERY = fields_of(QueryRequest, "table")
 _CHANGES = [f"changes_{name}" for name in fields_of(ChangesRequest, "table", "columns")]
 _WRITES = (*_WHICH, *fields_of(LoadRequest, "table", "engine"))
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
-"""Options of Spark's own streams, which Spark also passes to the data source."""
+"""Options of Spark's own streams, which Spark also passes to the source."""
 STREAM_BYTES_MAX = 200
 _STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_batch")
 # includes options of streams, because Spark does not say that it wants the columns of a stream

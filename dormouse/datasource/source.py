@@ -209,7 +209,7 @@ class DormouseSource(DataSource):
 
 @dataclass(frozen=True)
 class _Rows(InputPartition):
-    """The part of a query's plan that one task reads."""
+    """The part of the plan that one task reads."""
 
     address: TableAddress
     part: Part

@@ -195,7 +195,7 @@ class TableWriter(DataSourceArrowWriter):
                 note_if_shared(context.objects)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Deletes the written files at once. Files of tasks that are still running are deleted later.
+        """Deletes the written files at once. Files that tasks still write are deleted later.
 
         If the table was dropped meanwhile, its files are deleted with it.
         """
@@ -373,7 +373,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
                 _discard(context, attempts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
-        """Deletes the files of the tasks that succeeded. Failed tasks have deleted their own."""
+        """Deletes the files of the tasks that succeeded. Failed tasks have deleted theirs."""
         parts = [part for part in messages if isinstance(part, _BatchPart)]
         with suppress(TableNotFound), self._options.of.open(writes=True) as table:
             _discard(table.context, [part.attempt for part in parts])

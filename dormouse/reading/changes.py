@@ -114,7 +114,7 @@ class Restored:
         return found.with_column(COUNT, literal(pa.scalar(sign, pa.int64())))
 
     def _ranges(self) -> KeyRanges | None:
-        """Returns ranges that contain all rows that the restore may have changed; None without such rows."""
+        """Returns ranges around all rows that the restore may have changed; None if there are none."""
         partition_ids, conditions = touched(self._then, self._past)
         parts = [deletion.ranges for deletion in deletions_of(self._then.schema, conditions)]
         if partition_ids:
@@ -349,7 +349,7 @@ class _Reading:
                         yield from self._rows_of(scans, INSERT, self._context.schema)
 
     def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that a deletion removed, as they were just before the deletion."""
+        """Yields the rows that a deletion removed, as they were just before it."""
         then = self._context.as_of(past.before)
         schema = then.schema
         [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
@@ -428,7 +428,7 @@ def _scans_together(files: Iterable[ChangedFile]) -> Iterator[list[Scan]]:
 
 
 def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:
-    """Yields a scan for each file; the references of one file must be consecutive in `files`."""
+    """Yields a scan for each file, whose references must be consecutive."""
     for filename, found in groupby(files, key=attrgetter("filename")):
         parts = list(found)
         is_exact = not any(part.count_approximate for part in parts)

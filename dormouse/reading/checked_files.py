@@ -212,7 +212,7 @@ def _remember(known: _Seen, seen: Iterable[tuple[str | int, ...]]) -> None:
 def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
     """Raises `FileGone` for a missing file, and `ObjectDamaged` for an empty one or one of another size.
 
-    DataFusion would treat a missing or empty file as a file without rows.
+    DataFusion would take a missing or empty file for one without rows.
     """
     for scan in scans:
         _check_size(context, scan)

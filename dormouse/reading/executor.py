@@ -55,7 +55,7 @@ FIRST_FILES_GROWTH = 8
 """The factor by which the number of files grows in each further part, while the limit is not filled."""
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
-"""The fewest stored bytes of a group that is divided, because planning each part takes milliseconds."""
+"""The fewest stored bytes of a group that is divided: planning each part takes milliseconds."""
 BATCHES_BYTES_MAX = 64 * 1024 * 1024
 """The most bytes in memory of one batch of each file of a group and one merged batch together.
 
@@ -67,7 +67,7 @@ ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
 A few rows of a row group may have nearly all of its bytes, and a batch may consist of these rows.
 """
 FILES_MAX = 64
-"""The most files of a group that is divided. With more files, each part would read too little of each."""
+"""The most files of a group that is divided: of more files each part would read too little."""
 
 
 def query(
@@ -232,10 +232,10 @@ class _Execution:
                 groups = self._again(missing, futile)
 
     def _again(self, missing: FileGone, futile: int) -> Groups:
-        """Returns a new plan from the first row key of the last returned row on.
+        """Returns a new plan, which begins at the first row key of the position that was reached.
 
-        The plan may include rows that were already returned. `futile` is the number of plans since the last
-        progress. Raises `ObjectNotFound` after too many of them.
+        The plan may include rows that were already returned. `futile` is the number of consecutive plans
+        without progress. Raises `ObjectNotFound` after too many of them.
         """
         if futile == REPLANS_MAX:
             raise ObjectNotFound(
@@ -406,7 +406,7 @@ class _Execution:
     def _limited(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the batches up to the limit.
 
-        DataFusion's own limit is not used, because below a merge it may skip row groups out of order.
+        DataFusion's own limit is not used: below a merge it may skip row groups out of order.
         """
         for batch in batches:
             part = batch if self._remaining is None else batch.slice(0, self._remaining)
@@ -436,7 +436,7 @@ class _Execution:
 def divided(
     groups: Iterable[Sequence[Scan]], objects: ObjectStore, moment: Moment
 ) -> Iterator[tuple[Scan, ...]]:
-    """Yields the groups in parts by their first row key. All rows of a part sort before those of the next.
+    """Yields the groups in parts by their first row key: all rows of a part sort before those of the next.
 
     The columns of the moment may change between two groups, to those that the next files were written with.
     """
@@ -466,7 +466,7 @@ def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batc
     """Returns whether batches of `batch_rows` rows stay small in memory, judged by the files' row groups.
 
     A batch of one file has rows of one row group. A batch merged from several files has consecutive rows of
-    each, if all rows are wanted. The result is False for small groups of files.
+    each, if all rows are wanted. Small groups give False.
     """
     batches = groups = merged = 0.0
     for scan in scans if is_large(scans) else ():

@@ -55,10 +55,10 @@ HELD_BYTES_MAX = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeyedScans:
-    """Files of a keyed table that are read together: all files that may have rows of the wanted keys.
+    """Files of a keyed table that are read together: all that may have rows of the wanted keys.
 
-    `conditions` are conditions on values. If no two files can have the same key, rows are filtered while they
-    are read.
+    `conditions` are those on values. If no two files can have the same key, rows are filtered while they are
+    read.
     """
 
     schema: Schema
@@ -69,14 +69,14 @@ class KeyedScans:
     names: tuple[str, ...] = ()
     """The wanted columns, including the row keys."""
     hides: bool = False
-    """True if deleted rows are returned as well, because they hide rows of other files."""
+    """True if deleted rows are returned too, since they hide rows of other files."""
 
     @property
     def merges(self) -> bool:
         return self.hides or overlap(self.scans)
 
     def layers(self, store: ObjectStore) -> tuple[KeyedScans, KeyedScans] | None:
-        """Returns two scans: the large files, and the small files whose rows replace rows of the large ones.
+        """Returns the large files, and the small files whose rows replace rows of the large ones.
 
         Returns None if the rows of all files must be compared with each other.
         """
@@ -195,9 +195,9 @@ class CurrentRows:
 
 
 def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yields lists of more and more batches, because making a plan costs more than filtering one batch.
+    """Yields lists of batches, longer and longer: making a plan costs more than filtering one batch.
 
-    The first list has one batch, so that a query with a limit gets its first rows at once.
+    The first batch comes alone, so that a question with a limit gets its first rows at once.
     """
     several: list[pa.RecordBatch] = []
     size, most = 0, 1

@@ -47,7 +47,7 @@ from dormouse.state.history.retention import PastEvent, PastRestore
 UPSERT, DELETE = "upsert", "delete"
 KEYS_AT_ONCE = 32_768
 LISTED_MAX = 1_000
-"""The most values of a key that are looked up one by one. More values are looked up as one range."""
+"""The most values of a key that are looked up one by one; more values are looked up as a range."""
 SORTED_BYTES = 64 * 1024 * 1024
 _AFTER, _TILL, _ROW = "__after", "__till", "__row"
 
@@ -108,7 +108,7 @@ class KeyedChanges:
             yield from self._newest(one.ranges, self.after, names)
 
     def _compared(self, keys: pa.Table) -> pa.Table:
-        """Returns the changes of some keys, which are given in key order."""
+        """Returns the changes of some keys, which are in order."""
         names, ranges = list(self.context.schema.row_key_names), self._ranges(keys)
         wanted = (*self.context.schema.names, SEQUENCE)
         before, now = (self._found(keys, ranges, at, wanted) for at in (self.after, self.till))

@@ -1,4 +1,4 @@
-"""A search for files of a keyed table that may have the same keys, so that their rows must be compared."""
+"""The files of a keyed table that may have the same keys, so that their rows must be compared."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FOOTERS_MAX = 1_000
 """The most files of one query whose footers are read to learn the age of their rows."""
 _THREADS_MAX = 16
 WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
-"""The types whose smallest and largest values are recorded exactly in a footer, as integers."""
+"""Types whose smallest and largest values are exact in a footer, as integers."""
 
 
 # What the footer of a keyed table's file records of its rows' places.
 
 
 class NewestBounds(NamedTuple):
-    """The bounds of the order of a file's rows: no row is older than `first` or newer than `last`.
+    """The limits of the age of a file's rows: no row is older than `first` or newer than `last`.
 
     Both have one number for each column that decides which row of a key is the newest.
     """
@@ -133,7 +133,7 @@ def overlap(scans: Iterable[Scan]) -> bool:
 
 
 def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
-    """Returns the large files, which are the largest without common keys, and all others as small files."""
+    """Returns the largest files that have no keys in common, and all other files."""
     large: list[Scan] = []
     small: list[Scan] = []
     starts: list[bytes] = []
@@ -153,7 +153,7 @@ def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
 def _bounds_of(
     store: ObjectStore, schema: Schema, properties: TableProperties, scans: Sequence[Scan]
 ) -> dict[str, NewestBounds]:
-    """Returns the bounds of how new the rows of each file are, by filename, if its footer records them."""
+    """Returns the `NewestBounds` of files, by filename, for the files whose footers record them."""
     stored, newest_by = stored_schema(schema, properties), newest_first(properties)
 
     def bounds_of(scan: Scan) -> tuple[str, NewestBounds | None]:

@@ -36,7 +36,7 @@ _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
 
 class NotUnderstood(Exception):
-    """An error for a file, or a part of a file, that is damaged or uses an unsupported feature."""
+    """An error for a file, or a part of one, that is damaged or uses a feature not supported here."""
 
 
 # Thrift's compact protocol, in which Parquet writes the metadata of pages, row groups and files.
@@ -244,7 +244,7 @@ Reader = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The data pages of a column in a row group: their offsets, their sizes in bytes and their first rows.
+    """The data pages of a column in a row group: offsets, sizes in bytes and first rows.
 
     The last item of `first_rows` is the row count of the row group.
     """
@@ -279,7 +279,7 @@ class Chunk:
 class RowGroup:
     """A row group of a file.
 
-    `byte_count` is the size of its values in memory, None if the file does not record the sizes of texts.
+    `byte_count` is the size of its values in memory, None if the sizes of texts are not recorded.
     """
 
     row_count: int
@@ -397,7 +397,7 @@ def _values_bytes(chunk: Struct, row_count: int) -> int | None:
 
 
 def _metadata_bytes(chunk: Struct) -> bytes:
-    """Returns the first four fields of a column's metadata, encoded as bytes."""
+    """Returns the first four fields of a column's metadata, as bytes."""
     kind, encodings, path, codec = (chunk[number] for number in range(1, 5))
     return b"".join(
         [
@@ -411,7 +411,7 @@ def _metadata_bytes(chunk: Struct) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive pages of a column, and the dictionary that they refer to."""
+    """Consecutive pages of a column, and the dictionary that they need."""
 
     chunk: Chunk
     dictionary: bytes

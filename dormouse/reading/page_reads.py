@@ -62,14 +62,14 @@ ROWS_MAX = 32_768
 Pages have many more rows in files of earlier releases and of other writers.
 """
 FOUND_MAX = 256
-"""The span of rows of one key from which a query engine reads them faster.
+"""The most rows of one key that a look-up reads.
 
-A look-up reads each row of a key by itself if the column has a dictionary.
+It reads each row by itself if the column has a dictionary, so a query engine reads more rows faster.
 """
 _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 _FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
-"""The errors that a damaged file can cause, since the numbers in it can be anything."""
+"""The errors that a damaged file can cause, since its numbers can be anything."""
 KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)
 _ITEM_BYTES = 1_000
 """The approximate memory that a cached item takes in addition to its bytes."""
@@ -145,7 +145,7 @@ def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[OpenFile]
 
 
 def _joined(spans: Sequence[Span]) -> Iterator[Span]:
-    """Yields fewer and larger spans that cover all given spans."""
+    """Yields fewer and larger spans, which cover all of these."""
     start, end = -1, -1
     for at, size in sorted(spans):
         if start >= 0 and at - end <= _GAP_BYTES_MAX:
@@ -159,7 +159,7 @@ def _joined(spans: Sequence[Span]) -> Iterator[Span]:
 
 @dataclass
 class KnownFile:
-    """The metadata of a file. Page positions and bounds are added when they are first needed."""
+    """The metadata of a file; page positions and bounds are added when they are first needed."""
 
     groups: list[RowGroup]
     tail: bytes
@@ -252,7 +252,7 @@ def rows_of(
 def row_group_starts(
     store: ObjectStore, name: str, byte_count: int, key: Field
 ) -> list[tuple[KeyValue, int]]:
-    """Returns the smallest key and the row count of each row group of a table's file on this machine.
+    """Returns the smallest key of each row group of a table's file on this machine, with its row count.
 
     `key` has the name that it has in the file. Returns an empty list for a file that is not on this machine
     or cannot be read, and for keys that are not INT or LONG.
@@ -267,7 +267,7 @@ def row_group_starts(
 
 
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
-    """Returns the row count and the size in memory of each row group of a table's file on this machine.
+    """Returns each row group's row count and size in memory, of a table's file on this machine.
 
     Returns None when a size is not known, and an empty list for a file that is not on this machine.
     """
@@ -280,7 +280,7 @@ def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list
 
 
 def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
-    """Returns a file's row groups, none if the file is not on this machine; raises one of `_FAILURES`."""
+    """Returns a file's row groups, none if it is not on this machine; raises one of `_FAILURES`."""
     if store.local_path(name) is None:
         return []
     with opened(store, name, byte_count) as source:

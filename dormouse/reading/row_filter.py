@@ -78,10 +78,7 @@ SIGNS = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Filter:
-    """Returns the filter of rows that lie in at least one of the slices.
-
-    It relies on keys never being null.
-    """
+    """Returns the filter of rows that lie in any of the slices; keys are never null."""
     found = [_in_slice(schema, ranges) for ranges in slices]
     return EVERY_ROW if EVERY_ROW in found else some(found)
 
@@ -150,7 +147,7 @@ def every(parts: Iterable[Filter]) -> Filter:
 
 
 def some(parts: Sequence[Filter]) -> Filter:
-    """Returns the filter of rows that meet at least one of the parts. Without parts, no row meets it."""
+    """Returns the filter of rows that meet any of the parts; without parts, no row does."""
     if not parts:
         return Fails(EVERY_ROW)
     return parts[0] if len(parts) == 1 else Some(tuple(parts))
@@ -178,11 +175,11 @@ class Engine(Protocol[T]):
         return self.all_of([self.compared(field, sign, end) for sign, end in ends if end is not None])
 
     def is_null(self, field: Field) -> T:
-        """Returns a test that a column is null. The test is never unknown."""
+        """Returns a test that a column is null; never unknown."""
         ...
 
     def is_not_null(self, field: Field) -> T:
-        """Returns a test that a column has a value. The test is never unknown."""
+        """Returns a test that a column has a value; never unknown."""
         ...
 
     def all_of(self, parts: Sequence[T]) -> T:

@@ -315,8 +315,7 @@ def executed(
 def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iterator[RecordBatch]:
     """Yields a stream's batches; raises `DormouseError` when interrupted. Adds about 0.1 ms a batch.
 
-    DataFusion waits for a batch in native code, which cannot be interrupted. Instead, this function waits for
-    a future, which can.
+    DataFusion waits for a batch in native code, which cannot be interrupted; waiting for a future can.
     """
 
     streams, reader = [stream], object()
@@ -344,7 +343,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
 
 
 class _Loop:
-    """The process's event loop for interruptible streams. It runs in its own thread."""
+    """The process's event loop for interruptible streams, in a thread of its own."""
 
     _lock = threading.Lock()
     _loop: asyncio.AbstractEventLoop | None = None

@@ -376,7 +376,7 @@ class Ahead(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a source: after an error, or because there are no more items."""
+    """The end of a source: by an error, or because there are no more items."""
 
     error: BaseException | None = None
 
@@ -421,7 +421,7 @@ class Frames:
 
 
 def shown_reader(schema: pa.Schema) -> str:
-    """Returns the `repr` of a reader: its columns, and the ways to read its rows."""
+    """Returns a reader's `repr`: its columns, and how its rows are read."""
     named = shown_list([f"{field.name} {field.type}" for field in schema], COLUMNS_SHOWN)
     return f"Answer({named}; a reader, whose rows are read once: by batches, arrow(), df() or pl())"
 

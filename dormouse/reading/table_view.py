@@ -74,7 +74,7 @@ Garbage collection must not delete the files of these pages before they are read
 
 
 class _PlannedPage(NamedTuple):
-    """A planned page, its plan, and the snapshot that the plan sees."""
+    """A page, its plan, and the snapshot that the plan sees."""
 
     page: Page
     plan: QueryPlan
@@ -169,10 +169,7 @@ def reading_at(context: TableContext, at: Position) -> Iterator[None]:
 
 
 def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
-    """Returns the error for a missing file of a moment: `CutExpired`, or `ObjectNotFound` if it is lost.
-
-    Returns another error if an erasure removed the file's rows.
-    """
+    """Returns the error for a missing file of a moment: `CutExpired`, or `ObjectNotFound` if it is lost."""
     try:
         check_since(context, at.at)
     except CutExpired as expired:
@@ -292,13 +289,19 @@ class _View:
         self._seen_at = time.monotonic()
 
     def first(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
-        """Returns the first page as of the view's moment. Without `leaves_max`, the page has all leaves."""
+        """Returns the first page as of the view's moment.
+
+        Without `leaves_max`, the page has all leaves in one group.
+        """
         if self._at is None:
             return self.now(ranges, leaves_max, whole_tree=whole_tree)
         return self._as_of(self.tree(ranges), self._at.snapshot, ranges, leaves_max)
 
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
-        """Returns the first page as of now. Without `leaves_max`, the page has all leaves."""
+        """Returns the first page as of now.
+
+        Without `leaves_max`, the page has all leaves in one group.
+        """
         self._seen_at = time.monotonic()
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
@@ -329,7 +332,7 @@ class _View:
             known = None  # the known tree is of another moment than the transaction
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
-        """Yields the given first page, then all further pages."""
+        """Yields a first page and all further ones."""
         cut_seconds_max = self._context.properties.gc_delay_seconds * CUT_SHARE_MAX
         while True:
             yield planned
@@ -358,7 +361,7 @@ class _View:
     def _as_of(
         self, tree: PartitionTree, snapshot: str, ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
-        """Returns the first page as a snapshot saw it. The tree must be of the snapshot's epoch."""
+        """Returns the first page as a snapshot saw it; the tree must be of the snapshot's epoch."""
         page = self._page(tree, ranges, leaves_max)
         # once the first page is planned, the cut is no longer needed
         remembered = None if self._at is None or self._is_further else self._at.remembered
@@ -388,7 +391,7 @@ class _View:
         return _PlannedPage.of(page, ranges, known, snapshot)
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
-        """Raises `SchemaMoved` if columns or properties have changed, unless the query has begun."""
+        """Raises `SchemaMoved` when columns or properties changed, unless the query has begun."""
         has_begun = self._has_begun or self._is_further
         if self._context.schema.knows(version) and (is_shown_so or has_begun):
             return
@@ -431,7 +434,7 @@ class _View:
         return key_bounds(self._context.schema, ranges)
 
     def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Runs one statement in one round trip and returns its result."""
+        """Runs one statement in one round trip."""
         supplier = self._context.supplier
         return self._store.own.following(lambda: run_lookup(supplier, work, operation=OPERATION))
 

@@ -69,19 +69,19 @@ class Condition:
 
     @property
     def is_open(self) -> bool:
-        """True if one of the ranges is open at both ends."""
+        """Returns whether one of the ranges is open at both ends."""
         return Range() in self.ranges
 
     @property
     def has_every_value(self) -> bool:
-        """True if the ranges together contain every value."""
+        """Returns whether the ranges leave no value out, taken together."""
         numbers = [item for item in self.ranges if not is_nan(item.min)]
         return Range() in KeyRanges({self.field.name: numbers})[self.field.name]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query: ranges of row keys, conditions on other columns, wanted columns, and the maximum of rows."""
+    """A query: ranges of row keys, conditions on other columns, wanted columns, and the most rows."""
 
     ranges: KeyRanges
     conditions: tuple[Condition, ...]
@@ -90,7 +90,7 @@ class Question:
 
     @property
     def is_empty(self) -> bool:
-        """True if no row can meet the conditions."""
+        """Returns whether no row can meet the conditions."""
         return self.ranges.is_empty or any(not (one.ranges or one.or_null) for one in self.conditions)
 
     @property
@@ -147,7 +147,7 @@ def _columns(schema: Schema, columns: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def checked_limit(limit: int | None) -> int | None:
-    """Returns the limit unchanged; raises `InvalidQuery` if it is not a number of rows."""
+    """Returns a limit; raises `InvalidQuery` unless it is a number of rows."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
         raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
     if limit is not None and limit > ROWS_MAX:
@@ -156,7 +156,7 @@ def checked_limit(limit: int | None) -> int | None:
 
 
 def checked_offset(offset: Any) -> int:
-    """Returns the number of rows to skip; raises `InvalidQuery` if it is not a number of rows."""
+    """Returns the number of rows to skip; raises `InvalidQuery` unless it is a number of rows."""
     if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= ROWS_MAX:
         raise InvalidQuery(f"offset must be a whole number of rows, at least 0, not {offset!r}")
     return offset

@@ -39,7 +39,7 @@ _TYPES = {
 
 
 def type_name(kind: DataType) -> str:
-    """Returns the name that DuckDB gives to a type."""
+    """Returns DuckDB's name of a type."""
     if kind.precision is not None:
         return f"DECIMAL({kind.precision}, {kind.scale})"
     if kind.parts:
@@ -70,7 +70,7 @@ def literal(field: Field, value: Any) -> str:
 
 
 class DuckDb(Engine[str]):
-    """An engine that renders filters as DuckDB's SQL; `column` returns the SQL expression of a column."""
+    """An engine that renders filters as DuckDB's SQL; `column` returns the expression of a column."""
 
     def __init__(self, column: Callable[[Field], str] = lambda field: quoted(field.name)) -> None:
         self._column = column
@@ -104,7 +104,7 @@ DUCKDB: Engine[str] = DuckDb()
 
 
 def all_of(parts: Iterable[str | None]) -> str | None:
-    """Returns the conjunction of conditions, of which None is always true; None when every row meets it."""
+    """Returns the conjunction of conditions. None stands for a condition that every row meets."""
     return DUCKDB.all_of([part for part in parts if part is not None]) or None
 
 

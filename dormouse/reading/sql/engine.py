@@ -113,7 +113,7 @@ def secret_of(objects: ObjectStore) -> str | None:
 T = TypeVar("T")
 STATEMENTS_MAX = 256
 CHARACTERS_MAX = 10_000
-"""The most characters of a statement whose result is cached, so that the cache stays small."""
+"""The longest statement whose result is cached, so that the cache stays small."""
 
 
 class Remembered(Generic[T]):
@@ -124,10 +124,7 @@ class Remembered(Generic[T]):
         self._found: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, statement: str, more: Hashable, make: Callable[[], T]) -> T:
-        """Returns the cached value, or calls `make` and caches the result.
-
-        An error of `make` is not cached.
-        """
+        """Returns the cached value, or makes and caches it; an error of `make` is not cached."""
         if not isinstance(statement, str) or len(statement) > CHARACTERS_MAX:
             return make()
         key = statement, more
@@ -176,7 +173,7 @@ Sessions: TypeAlias = Callable[[Interruption], Session]
 
 
 class Engine:
-    """A DuckDB that can read only the objects of one store. It is opened when it is first used."""
+    """A DuckDB that reads only the objects of one store; opened when it is first used."""
 
     def __init__(
         self,
@@ -234,7 +231,7 @@ class Engine:
             return True
 
     def give_up(self) -> None:
-        """Drops the connection after DuckDB failed internally. The next statement gets a new one."""
+        """Drops the connection after DuckDB failed internally; the next statement gets a new one."""
         with self._lock:
             self._opened = None
 

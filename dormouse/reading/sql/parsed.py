@@ -1,4 +1,4 @@
-"""The names that a statement uses, found by DuckDB's parser, and checks that it only reads tables."""
+"""The names that a statement uses, found by DuckDB's own parser, and checks that it only reads tables."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _partitions(tokens: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, i
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The reviewed functions of one kind, by their names in lower case: allowed ones and refused ones."""
+    """The reviewed functions of one kind, by their names in lower case."""
 
     allowed: frozenset[str]
     refused: dict[str, str]
@@ -94,7 +94,7 @@ def check_expressions(called: Iterable[str]) -> None:
 
 
 def check_tables(called: Iterable[str]) -> None:
-    """Raises `InvalidQuery` if a function in FROM is not allowed."""
+    """Raises `InvalidQuery` for the first function in FROM that is not allowed."""
     known = reviewed("tables")
     for name in sorted(name.lower() for name in called):
         if name not in known.allowed:
@@ -129,11 +129,11 @@ _READERS = {
     "(", "desc", "describe", "from", "pivot", "pivot_longer", "pivot_wider", "select", "show", "summarize",
     "table", "unpivot", "values", "with",
 }  # fmt: skip
-"""The first words of statements that may read."""
+"""First words of statements that may read."""
 _DESCRIBES = {"desc", "describe", "show"}
 """The first words of statements that name a table and compute none of its rows."""
 _NAME_ALONE = {2, 4}
-"""The numbers of tokens in a statement that only names a table: DESCRIBE t, DESCRIBE main.t."""
+"""The numbers of tokens of a statement that only names a table: DESCRIBE t, DESCRIBE main.t."""
 _UPSERTS = (
     "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
     "'dormouse rows change' those of a row table"
@@ -221,7 +221,7 @@ class Parsed:
 
     text: str
     run: str
-    """The statement as it is run: rewritten so that DuckDB does not confuse its windows."""
+    """The statement as it is run, with windows that DuckDB does not confuse."""
     has_own_names: bool
     """True if the answer has the columns of the statement's SELECT; false for EXPLAIN and SUMMARIZE."""
     select: str
@@ -235,11 +235,11 @@ class Parsed:
     """True for a DESCRIBE or SHOW that names one table."""
     explains: bool
     runs: bool
-    """False for EXPLAIN without ANALYZE, which does not run the statement."""
+    """False for EXPLAIN without ANALYZE."""
     compares_null: bool
-    """True if the statement may compare NULL as a value: IS DISTINCT FROM, IS TRUE and others."""
+    """True if it may compare NULL as a value: IS DISTINCT FROM, IS TRUE and others."""
     joins_outer: bool
-    """True if the statement may have a FULL JOIN, or an outer join sorted with NULLS FIRST.
+    """True if it may have a FULL JOIN, or an outer join sorted with NULLS FIRST.
 
     DuckDB then skips rows of one side that the other side needs.
     """
@@ -314,7 +314,7 @@ def _kind(tokens: Sequence[tuple[int, str]]) -> str:
 
 
 def _check_begins(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
-    """Raises `InvalidQuery` for a text that has no tokens but is not blank, such as an unterminated quote."""
+    """Raises `InvalidQuery` for a text without tokens that is not blank, such as an unterminated quote."""
     try:
         connection.extract_statements(statement)
     except duckdb.Error as error:

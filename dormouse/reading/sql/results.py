@@ -21,7 +21,7 @@ AHEAD_BYTES = 32 << 20
 _NOT_ARROWS = {"bignum", "bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
 _DAY_MICROSECONDS = 24 * 60 * 60 * 1_000_000
 _INFINITE_DAY, _INFINITE_TIME = 2**31 - 1, 2**63 - 1
-"""DuckDB's numbers for an infinite date and an infinite time. Their negatives are -infinity."""
+"""DuckDB's numbers for infinity; their negatives are -infinity."""
 _NESTED = {"array", "list", "map", "struct"}
 INTERRUPTED = "the query was interrupted"
 _POSITION = re.compile(r"\n*^LINE \d+:", re.MULTILINE)
@@ -116,14 +116,14 @@ class Rows:
     batches: Iterator[pa.RecordBatch]
 
     def named(self, names: Sequence[str]) -> Rows:
-        """Returns the same answer with other names for its columns."""
+        """Returns the answer with other names of its columns."""
         fields = [field.with_name(name) for field, name in zip(self.schema, numbered(names), strict=True)]
         schema = pa.schema(fields)
         return Rows(schema, (exact(batch, schema) for batch in self.batches))
 
 
 def rows_of(answer: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractContextManager[object]]) -> Rows:
-    """Returns the rows of an executed statement. Each batch is made inside the context of `watched`."""
+    """Returns the rows of an executed statement; each batch is made within `watched`."""
     for name, kind, *_ in answer.description or ():
         if not _is_arrows(kind):
             raise InvalidQuery(f"column {name!r} is {kind}, which Arrow does not have: cast it to VARCHAR")
@@ -246,7 +246,7 @@ def _is_arrows(kind: Any) -> bool:
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """Returns the names, changed to be distinct: a repeated name gets the suffix _1, then _2, and so on."""
+    """Returns the names made distinct: a repeated name gets _1, then _2, and so on."""
     found: dict[str, None] = {}
     taken = set(names := list(names))
     for name in names:

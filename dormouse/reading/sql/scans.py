@@ -197,7 +197,7 @@ def _time(name: str, number: int) -> KeyValue | _Unknown:
 
 
 def constant(expression: Node) -> Any:
-    """Returns the value of an expression if it is a constant, otherwise `UNKNOWN`."""
+    """Returns the value of an expression that is a constant, else `UNKNOWN`."""
     known = expression.get("expression_class") == "BOUND_CONSTANT"
     return value_of(expression["value"]) if known else UNKNOWN
 
@@ -244,7 +244,7 @@ def _beginning(key: Key, pattern: str, wildcards: str) -> KeyRanges:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """Returns the smallest text above all texts with a prefix; None when there is no such text."""
+    """Returns the smallest text above all texts with a prefix; None when there is none."""
     for end in range(len(prefix), 0, -1):
         following = ord(prefix[end - 1]) + 1
         if following in _SURROGATES:
@@ -262,7 +262,7 @@ def _among(left: Node, values: Sequence[Any], columns: Columns) -> KeyRanges:
 
 
 def _any_of(key: Key, values: Sequence[Any], type_name: str | None) -> KeyRanges:
-    """Returns ranges of a key that has one of some values, of which there may be thousands."""
+    """Returns the ranges of a key that has one of some values, of which there may be thousands."""
     found = [_ranges(key.field, "=", value, type_name) for value in values]
     if any(ranges is None for ranges in found):
         return KeyRanges()
@@ -346,11 +346,11 @@ def _range(operator: str, value: Any) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """The number of rows of a table after which a limited result is complete, including skipped rows."""
+    """The number of result rows, including those skipped by OFFSET, after which a result is complete."""
 
     rows: int
     in_key_order: bool
-    """True if these must be the first rows in the order of the table's row keys."""
+    """True if these must be the first rows in the order of the row keys."""
 
 
 def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
@@ -399,7 +399,7 @@ def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
 
 
 class Scans:
-    """The scans of one plan, and the ranges of row keys that each needs.
+    """The scans of one plan, and the ranges of keys that each needs.
 
     Rows outside a scan's ranges do not change the result. So the ranges of one scan may restrict another that
     is joined with it.
@@ -421,7 +421,7 @@ class Scans:
 
     @property
     def is_one(self) -> bool:
-        """True if exactly one table is scanned, and only once."""
+        """Returns whether exactly one table is scanned, exactly once."""
         return len(self._tables) == 1 and not self._again
 
     def ranges(self) -> dict[str, KeyRanges]:
@@ -447,7 +447,7 @@ class Scans:
             self._ranges = self._ranges.intersect(passed)
 
     def read(self, node: Node) -> Columns:
-        """Records the scans below a node and the ranges that they need; returns the columns of the node."""
+        """Records the scans below a node and their ranges; returns the node's columns."""
         kind = node["type"]
         self._again = self._again or kind in _COMPUTED_AGAIN
         reader = _READERS.get(kind)

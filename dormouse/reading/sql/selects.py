@@ -112,7 +112,7 @@ def asks_index(scans: Sequence[Scan]) -> bool:
 
 
 def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
-    """Returns whether a file may have a column named like `INDEX`, which DuckDB would use instead."""
+    """Returns whether a file may have a column named as the index, which DuckDB would use instead."""
     shape = schema.shape
     names = (stage.name for column in shape.columns for stage in column.stages)
     return (
@@ -164,7 +164,7 @@ def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> It
 
 GONE = "__gone"
 THERE = f"{quoted(DELETED_AT)} IS NULL"
-"""The SQL condition for rows that are not marks of deletion."""
+"""The condition for rows that are no marks of deletion."""
 
 
 def deletion_columns(properties: TableProperties, remains: str | None) -> Sequence[str]:
@@ -280,7 +280,7 @@ class Select:
         return " UNION ALL ".join(self._part(files, marked=marked) for files in parts)
 
     def _part(self, scans: Sequence[Scan], *, marked: bool) -> str:
-        """Returns a SELECT of the rows of files that DuckDB reads in one scan."""
+        """Returns a SELECT of the rows of files that are read in one scan."""
         unbounded, version = written_alike(scans[0])
         columns = [self._column(field, unbounded) for field in self._schema.fields]
         files = ", ".join(text(path_of(self._context.objects, scan.filename)) for scan in scans)

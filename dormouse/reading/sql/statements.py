@@ -1,8 +1,8 @@
 """SQL statements that read tables by name, all as of one moment.
 
-DuckDB runs each statement and opens only the files that it needs. A statement is planned twice. First it is
-planned over tables without files, to find the row keys that it wants of each table. Then it is planned over
-the files that hold those keys.
+DuckDB runs each statement and opens only the files that it needs. A statement is planned twice: first over
+tables without files, to find the row keys that it wants of each table, then over the files that hold those
+keys.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
 
 
 def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
-    """Returns one row with EXPLAIN's columns. Its text has a paragraph for each table."""
+    """Returns one row with EXPLAIN's columns, whose text has a paragraph for each table."""
     text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
     return pa.RecordBatch.from_arrays(
         [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
@@ -200,14 +200,14 @@ def _checked(context: TableContext) -> TableContext:
 
 
 FILES_MAX = 50_000
-"""The most files that one statement may read. DuckDB looks up all of them before it reads the first."""
+"""The most files that one statement may read: DuckDB looks up each before it reads the first."""
 EXPLAINED_FILES_MAX = 1_000
-"""The most files for which EXPLAIN shows DuckDB's own plan. To make that plan, DuckDB looks at each file."""
+"""The most files for which EXPLAIN includes DuckDB's own plan, since making that plan looks at each file."""
 REPLANS_MAX = 10
 ROWS_ENOUGH_MAX = 10_000
 FIRST_FILES = 16
 MORE_FILES = 8
-"""The factor by which the number of files grows, while the rows of the files do not fill the limit."""
+"""The factor by which the number of files grows when the files so far do not fill the limit."""
 FIRST_ROWS = 10_000
 """The number of smallest keys that are read first if the table merges rows of several files."""
 COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
@@ -271,7 +271,7 @@ def explain_sql(
 
 
 class _Statement:
-    """A statement over the tables that the catalog had when the object was made."""
+    """A statement over the tables as the catalog had them when the object was made."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class _Statement:
             self.session.close()
 
     def _opened(self) -> Rows:
-        """Returns the answer when its first rows are ready. While a file no longer exists, plans again."""
+        """Returns the answer once its first rows are ready; plans again while a file no longer exists."""
         while True:
             try:
                 return self._run()
@@ -418,7 +418,7 @@ class _Statement:
         )
 
     def _until_enough(self, enough: Enough) -> Rows:
-        """Runs the statement over the first files in key order, then over more until the limit is filled."""
+        """Runs over the first files in key order, then over more of them until the limit is filled."""
         [(name, ranges)] = self.wanted.ranges.items()
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES

@@ -147,7 +147,7 @@ def _exactly(answer: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.Rec
 
 
 FILES_MAX = 10_000
-"""The most files of a view. DuckDB looks at each file whenever a statement uses the view."""
+"""The most files of a view: DuckDB looks at each file whenever the view is used."""
 REPLANS_MAX = 10
 
 
@@ -157,7 +157,7 @@ def opened(
     where: Mapping[str, Where],
     as_of: When | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """Returns a DuckDB connection with a view of each table, by name, all as of one moment.
+    """Returns a connection with a view of each table, by name, all as of one moment.
 
     `where` restricts the rows of a table. A view of a table with more than `FILES_MAX` files raises an error
     when it is used. Raises `InvalidQuery` for a condition that does not fit its table, and for an unknown
@@ -196,7 +196,7 @@ def _with_views(
     questions: Mapping[str, Question],
     moments: Moments,
 ) -> tuple[duckdb.DuckDBPyConnection, dict[str, str]]:
-    """Returns a connection with views of tables, and an error for each table whose files cannot be read."""
+    """Returns a connection with views of tables, and the error of each table whose files cannot be read."""
     wanted = [(contexts[name], one.ranges) for name, one in questions.items()]
     plans = plan_tables(wanted, at=moments.all(list(questions)))
     failed: dict[str, str] = {}

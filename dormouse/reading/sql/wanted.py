@@ -80,7 +80,7 @@ def _is_unsettled(text: str) -> bool:
 
 
 def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by the parameters' names in lower case; raises `InvalidQuery` for other names."""
+    """Returns values by the parameters' names in lower case; raises `InvalidQuery` if the names differ."""
     if isinstance(parameters, Mapping):
         given = {str(name).lower(): value for name, value in parameters.items()}
     else:
@@ -191,12 +191,12 @@ class Wanted:
     """The ranges and rows that a statement needs of each table; everything, if its plan is not understood."""
 
     ranges: Mapping[str, KeyRanges]
-    """The needed ranges by the name of the table, without tables that are not read."""
+    """The ranges by table name; tables that are not read are left out."""
     enough: Enough | None
     """The number of rows after which the answer is complete; None without such a limit."""
     explains: bool
     runs: bool
-    """False for EXPLAIN without ANALYZE, which does not run the statement."""
+    """False for EXPLAIN without ANALYZE."""
     names: tuple[str, ...] | None = None
     """The names of the answer's columns, if the text that is run, `Parsed.run`, would give others."""
 
@@ -318,7 +318,7 @@ class _Planner:
 
     @contextmanager
     def _variables(self, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-        """Sets variables for the block, then resets them, because the next statement has another caller."""
+        """Sets variables for the block, then resets them, as the next statement is another caller's."""
         try:
             for name, parts in variables.items():
                 made = ", ".join(f"{part} := ${number}" for number, part in enumerate(parts, 1))

@@ -42,7 +42,7 @@ from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
-"""The most bytes of one answer that the pool holds in memory at once."""
+"""The most bytes of an answer that the pool holds in memory at once."""
 OOM_SCORE = 500
 """The score with which the kernel chooses to kill the worker, not the server, when memory runs out."""
 CALL, STOP = b"C", b"I"
@@ -142,7 +142,7 @@ def plain_value(data: pa.Buffer) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings that a worker receives when it starts."""
+    """The settings that a worker gets when it starts."""
 
     objects_url: str
     objects_options: dict[str, str]

@@ -66,7 +66,7 @@ KEPT_SHARE = 0.5
 Allocators return unused pages to the system, but not the address space, which counts against the limit.
 """
 _FOLDER = "dormouse-sql"
-"""The name of the folder for temporary files. It contains a folder for each worker."""
+"""The name of the folder for temporary files, which has a folder for each worker."""
 AGAIN_SECONDS = 1.0
 POLL_SECONDS = 0.1
 STOP_SECONDS_MAX = 1.0
@@ -304,7 +304,7 @@ class Workers:
     def __init__(
         self, objects: ObjectStore, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None
     ) -> None:
-        """Prepares the pool. Whenever a worker ends, it calls `ended` with the reason."""
+        """Prepares the pool; `ended` is called with the reason whenever a worker ends."""
         self._limits = limits
         self._ended = ended
         self._setup = _setup(objects, limits)
@@ -331,7 +331,7 @@ class Workers:
         return WorkerSession(self, self._take(interruption), interruption)
 
     def give_back(self, worker: WorkerProcess, usable: bool) -> None:
-        """Returns a worker to the pool if it is usable. Otherwise ends it, and another worker is started."""
+        """Returns a worker to the pool if it is usable; otherwise ends it, and another is started."""
         kept_bytes_max = KEPT_SHARE * (self._setup.memory_bytes_max - PROCESS_BYTES)
         usable = usable and worker.grown_bytes <= kept_bytes_max
         if not usable:
