@@ -448,8 +448,8 @@ def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -
     """Yields the groups in parts by their first row key; the first part usually has the first `rows` rows.
 
     Each file has a row with its smallest key. Let the files be sorted by this key. Then at least n rows lie
-    at or below the smallest key of the n-th file, so the first n rows are in files that begin at or before
-    it. Filters and deletions may leave fewer rows; the next part then has more files.
+    at or below the smallest key of the n-th file. So the first n rows are in files that begin at or before
+    this key. Filters and deletions may leave fewer rows; the next part then has more files.
     """
     for scans in groups:
         yield from (

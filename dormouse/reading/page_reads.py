@@ -524,8 +524,8 @@ def looked_up(
     """Returns the rows of some files that have one key, read without a query engine, in key order.
 
     The rows have the keys and the columns of the question. In a keyed table they are the newest rows of each
-    key, without marks of deletion. Returns None when a query engine has to read the rows: if more than one
-    key is wanted, and if the table aggregates rows or hides some by their age.
+    key, without marks of deletion. Returns None when a query engine has to read the rows. It does so if more
+    than one key is wanted, and if the table aggregates rows or hides some by their age.
     """
     keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
     if not all(keys) or question.conditions or transform.aggregates or transform.age_off:

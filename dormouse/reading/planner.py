@@ -50,7 +50,7 @@ class Reach:
     ) -> tuple[Deletion, ...]:
         """Returns the deletions that apply to a file whose keys lie from `min_key` to `max_key`.
 
-        Deletions with numbers up to `till` were checked before: they apply only if they are in `left`, which
+        Deletions with numbers up to `till` were checked before. They apply only if they are in `left`, which
         lists those that still match rows of the file.
         """
         return tuple(

@@ -133,7 +133,7 @@ def parted(
     key. A row that the second group matches is left out when the file is read.
 
     `hides` is true if a column decides which row of a key is the newest. An older row may then be in a file
-    that came later, to which the deletion does not apply, so the deleted row must hide it. Without `hides`,
+    that came later, to which the deletion does not apply. So the deleted row must hide it. Without `hides`,
     the deletion also applies to all older rows. Rows removed by an erasure hide nothing.
     """
     hiding = tuple(one for one in deletions if hides and not one.is_erasure)

@@ -294,7 +294,7 @@ def executed(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the batches of a plan.
 
-    Set `may_search` for a plan that may read many rows for each row that it returns: it can then be
+    Set `may_search` for a plan that may read many rows for each row that it returns. It can then be
     interrupted while it waits for the next batch.
     """
     interruption.check()
