@@ -189,8 +189,9 @@ def test_a_compaction_job_is_taken_when_its_restarted_lease_ends(instance: Insta
 
 @pytest.mark.slow
 def test_history_can_be_read_from_the_correction_on(instance: Instance, table_t: Table) -> None:
-    """Covers a time, a new consumer and a cut, after a collection that expired all moments before the wrong
-    clock.
+    """Covers reads at a time, by a new consumer and at a cut.
+
+    Before, a collection ran with the wrong clock and made all earlier moments unreadable.
     """
     add(table_t, 1)
     let_go(instance)
@@ -339,7 +340,10 @@ def test_status_and_check_report_a_clock_jump(
 
 
 def test_maintenance_does_not_hold_a_snapshot(instance: Instance) -> None:
-    """A statement that often runs is prepared; its snapshot would be kept until the transaction ends."""
+    """A long transaction must not keep a snapshot, which would stop VACUUM.
+
+    A prepared statement could keep one, and psycopg prepares a statement that runs several times.
+    """
     rounds = InstanceRounds(instance._supplier)
     held = (
         "select count(*) from pg_stat_activity "
@@ -363,7 +367,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def let_go(instance: Instance) -> None:
-    """Leaves a table as a collection with the wrong clock does: its history begins in the future."""
+    """Moves the beginning of the table's history into the future, as a collection with a wrong clock does."""
     query(instance._supplier, f"update tables set history_since = {AHEAD}, log_since = {AHEAD}")
 
 

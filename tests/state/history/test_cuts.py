@@ -107,7 +107,10 @@ def test_a_slow_transaction_counts_at_the_moment_of_its_commit(new_table: NewTab
 
 @contextmanager
 def commits_held_back(dsn: str) -> Iterator[None]:
-    """Makes commits wait for a standby that does not exist: they have a time, and are not visible."""
+    """Makes commits wait for a standby that does not exist, until the context ends.
+
+    A waiting commit already has its commit time, but other transactions do not see it.
+    """
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("alter system set synchronous_standby_names = 'absent'")
         conn.execute("select pg_reload_conf()")
