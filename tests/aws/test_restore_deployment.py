@@ -50,7 +50,7 @@ def backed_up(instance: DeployedInstance) -> Any:
 
 @pytest.fixture
 def moment() -> datetime:
-    """Returns the time one second ago: the restore still treats the object, deleted by `deployed`, as needed."""
+    """Returns the time one second ago. The tolerance for clocks makes the deleted object needed then."""
     return datetime.now(UTC) - timedelta(seconds=1)
 
 

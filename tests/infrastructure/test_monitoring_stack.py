@@ -119,7 +119,7 @@ def test_messages_that_wait_for_a_paused_database_raise_no_alarm(synthesized: Al
 
 
 def test_the_alarm_for_running_while_paused_waits_an_hour(synthesized: All) -> None:
-    """The lambda sends a value every nine minutes, so each period has one. Values of an hour raise the alarm."""
+    """The lambda sends a value every nine minutes, so each period has one. One hour of values is needed."""
     alarm = alarms(synthesized("dev"))["Running-while-paused-Alarm"]
     [period] = {one["MetricStat"]["Period"] for one in alarm["Metrics"]}
     assert period >= 540

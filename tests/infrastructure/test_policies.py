@@ -205,7 +205,7 @@ def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest
 
 
 def length(where: Any) -> int:
-    """Returns the greatest length of a resource's name: 110 characters for one that is read from a parameter."""
+    """Returns the greatest length of a resource's ARN: 110 characters if it is read from a parameter."""
     return 110 if isinstance(where, dict) and "Ref" in where else len(flat(where))
 
 

@@ -113,7 +113,7 @@ def test_a_setting_equal_to_the_current_state_does_not_stop_migrations(
 def test_a_rollback_leaves_the_state_that_an_operator_chose(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """The instance was deployed paused, and resumed later. A rollback restores the setting, and not the state."""
+    """The instance was deployed paused and resumed later. A rollback restores the setting, not the state."""
     aws.state, aws.stack_status = "running", "UPDATE_ROLLBACK_IN_PROGRESS"
     back = updated(event, DeployPaused="true")
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")

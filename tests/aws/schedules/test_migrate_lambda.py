@@ -243,7 +243,7 @@ def test_a_restored_snapshot_in_a_new_deployment_adopts_the_kept_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The adoption begins a new incarnation before it migrates. It ignores an old announcement of a deletion."""
+    """The new incarnation begins before the migrations. An old announcement of a deletion is ignored."""
     monkeypatch.setattr("dormouse.aws.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
     objects = open_store(tmp_path / "objects")

@@ -158,7 +158,7 @@ def test_a_run_keeps_the_due_time_of_a_concurrent_run(schedule: Schedule, clock:
 def test_the_last_run_is_the_one_that_began_last(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two runs at once, the one that ends last began before the note of activity; the other saw the note."""
+    """Two runs overlap. The one that ends last began before the note of activity; the other saw the note."""
     slow = schedule.turn()
     clock.now += 5 * MINUTE
     note(objects, clock, monkeypatch)
