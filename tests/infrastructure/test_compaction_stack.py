@@ -222,7 +222,7 @@ def test_roles_are_passed_by_name_and_only_to_emr(name: str, synthesized: All) -
 
 @pytest.mark.parametrize("name", ON_EC2)
 def test_emr_changes_only_resources_that_are_tagged_or_named(name: str, synthesized: All) -> None:
-    """Images, fleets and interfaces are exceptions: they are used to launch a machine, which has no tag yet."""
+    """Images, fleets and interfaces are exceptions: a machine is launched with these, and has no tag yet."""
     free = set()
     for action, where, condition in allowed(synthesized(name), "compaction", "EmrServiceRole"):
         tags = {key for one in condition.values() for key in one}

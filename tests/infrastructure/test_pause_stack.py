@@ -190,7 +190,7 @@ def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
 def test_a_part_added_to_a_paused_instance_starts_stopped(
     stack: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """The part runs only if the parameter `Running` is true, its default, and the desired state is running."""
+    """The part runs only if the desired state is running. The default of the parameter `Running` is true."""
     template = synthesized("steps").templates[stack]
     state = template["Conditions"]["IsAwake"]["Fn::Equals"][0]["Ref"]
     assert template["Parameters"][state]["Default"] == state_parameter("steps")

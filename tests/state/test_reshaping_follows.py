@@ -281,7 +281,7 @@ def test_a_job_is_divided_by_keys_that_were_renamed_since(shaped: Shaped, handle
 def test_an_erasure_looks_at_files_with_columns_that_were_added_since(
     shaped: Shaped, handles: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A column is added after the erasure examined the table's files, and before it examines strange objects."""
+    """A column is added after the erasure examined the table's files, before it examines other objects."""
     began = Elsewhere.look
 
     def changed_meanwhile(*arguments: Any) -> None:

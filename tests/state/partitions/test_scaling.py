@@ -126,7 +126,7 @@ def replayed(table: TableContext) -> list[set[str]]:
 
 @pytest.fixture
 def halves(new_table: NewTable) -> TableContext:
-    """Returns a table with four leaves, divided at the keys 10, 20 and 30: two below each child of the root."""
+    """Returns a table with four leaves, divided at 10, 20 and 30; two are below each child of the root."""
     return new_table(split_points=[10, 20, 30])
 
 
