@@ -1,6 +1,7 @@
 """The command `dormouse doctor`: each check returns ok, warning or wrong, and a remedy.
 
-A check that lacks a right is a warning."""
+A check that lacks a right is a warning.
+"""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_nothing_is_paused_while_a_stack_is_deployed(
 def test_a_stack_with_an_unexecuted_change_set_does_not_prevent_a_pause(
     deployed: Deployed, clock: FakeClock
 ) -> None:
-    """A stack with a change set that no person executes is in review for any time."""
+    """A stack whose change set is never executed stays in review without limit."""
     make_stack(deployed, "commit").status = "REVIEW_IN_PROGRESS"
     make_stack(deployed, "migrate").status = "REVIEW_IN_PROGRESS"
     pause(deployed.find(), clock=clock.clock)

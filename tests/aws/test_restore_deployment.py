@@ -50,7 +50,10 @@ def backed_up(instance: DeployedInstance) -> Any:
 
 @pytest.fixture
 def moment() -> datetime:
-    """Returns the time one second ago. The tolerance for clocks makes the deleted object needed then."""
+    """Returns the time one second ago, about when `deployed` deleted its object.
+
+    The restore allows for clocks that differ, so it brings the object back.
+    """
     return datetime.now(UTC) - timedelta(seconds=1)
 
 

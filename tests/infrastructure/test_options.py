@@ -41,7 +41,7 @@ def changed(tmp_path: Path) -> Changed:
 def test_a_disabled_option_has_no_resources_and_changes_no_other_stack(
     option: str, changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Other stacks do not differ; an export for a disabled option would be in use and could not be removed.
+    """No other stack differs. CloudFormation could not remove an export that another stack still uses.
 
     These differences in other stacks are allowed:
 

@@ -229,7 +229,10 @@ def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: I
 
 @pytest.mark.slow
 def test_newer_small_files_hide_rows_by_their_keys_alone(instance: Instance) -> None:
-    """The loads commit in the order in which they began: all rows of the small files are newer."""
+    """The loads commit in the order in which they began.
+
+    So all rows of the small files are newer, and no rows of the large file are compared.
+    """
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     random, model = Random(2), Model(None)
     for began in range(4):

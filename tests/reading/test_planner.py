@@ -180,7 +180,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
 
 @given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))
 def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
-    """The pages of a plan read the same rows as the plan in one page, once and in key order."""
+    """The pages read each row of the whole plan once, in key order. Their counts add up to the plan's."""
     rng = random.Random(seed)
     tree, ranges = random_tree(rng, rng.randrange(10)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known=rng.random() < 0.5) for n in range(4)]

@@ -88,7 +88,7 @@ def test_a_request_for_a_table_that_a_restored_database_never_had_becomes_a_dead
 ) -> None:
     """The object with the request's body is kept for the dead letter.
 
-    In a database that was never restored, an unknown table must have been dropped, so the record ends.
+    In a database that was never restored, an unknown table must have been dropped: nothing is kept.
     """
     if is_adopted:
         query(instance._supplier, "update incarnation set reason = 'adoption'")
@@ -106,8 +106,9 @@ def test_a_request_for_a_table_that_a_restored_database_never_had_becomes_a_dead
 def test_a_request_waits_for_what_another_lambda_applies_meanwhile(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lambda waits, instead of asking SQS to deliver the record again: that would take six times the
-    lambda's timeout.
+    """The lambda itself waits for the missing inputs.
+
+    If it asked SQS to deliver the record again, SQS would hide it for six times the lambda's timeout.
     """
     monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "60")
     replaced, assigned, added = compaction("t", 1)
@@ -129,7 +130,7 @@ def test_records_that_need_each_other_are_applied_together(instance: Instance) -
 
 
 def test_a_request_whose_needs_never_arrive_is_rejected_and_becomes_a_dead_letter(instance: Instance) -> None:
-    """The lambda rejects the request after 40 deliveries, and before SQS makes it a dead letter.
+    """The lambda rejects the request after at most 40 deliveries, before SQS makes it a dead letter.
 
     Earlier, the record may only have waited for a database that could not be reached.
     """

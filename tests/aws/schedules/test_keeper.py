@@ -70,7 +70,7 @@ def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
 def test_an_interrupted_pause_is_finished_within_hours(status: str, fault: str) -> None:
     """Interrupts the pause at each of its calls in turn. The keeper finishes it.
 
-    In the two weeks after it, AWS starts the database twice, and sends no event of it.
+    In the 16 days after it, AWS starts the database twice, and sends no event of it.
     """
     for call in calls(Weeks(status), pause):
         weeks = Weeks(status)

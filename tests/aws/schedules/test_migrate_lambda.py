@@ -388,7 +388,7 @@ def test_a_resource_without_a_secret_is_refused(
 def test_a_rollback_to_older_code_succeeds_and_reports_the_newer_schema(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
-    """Older code works with the newer schema, and a failed rollback would leave the stack unusable."""
+    """A failure would leave the stack in UPDATE_ROLLBACK_FAILED. Older code works with the newer schema."""
     handler(event, Context())
     with psycopg.connect(dsn) as conn:
         conn.execute("insert into dormouse.migration values (999, 'of_tomorrow', 'x')")

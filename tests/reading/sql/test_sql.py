@@ -360,8 +360,9 @@ def test_an_outer_join_with_a_limit_loses_no_skipped_rows(
 def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The root was split by the second key, and one half by the first. So the other half covers all first
-    keys.
+    """The root was split by the second key, and one half by the first key.
+
+    So the other half, a leaf, covers all values of the first key.
     """
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     schema = Schema([Field("k", LONG), Field("j", LONG)])

@@ -131,7 +131,7 @@ REFUSED = {
 NO_STATEMENTS = {
     "ANALYZE", "CREATE_FUNC", "EXTENSION", "INVALID", "LOGICAL_PLAN", "MULTI", "RELATION", "VARIABLE_SET",
 }  # fmt: skip
-"""DuckDB's types of statements that no text has."""
+"""DuckDB's types of statements that its parser never returns."""
 STATEMENTS = [statement for some in REFUSED.values() for statement in some]
 SOME = [REFUSED["PRAGMA"][0], REFUSED["PRAGMA"][5], REFUSED["SELECT"][0], REFUSED["COPY"][2]]
 IN_OPEN, IN_CREATE = 0x20, 0x100

@@ -57,7 +57,7 @@ def answer(session: Session, statement: str, parameters: object = ()) -> pa.Tabl
 
 
 def next_answer(workers: Workers) -> int:
-    """Runs a statement in a new session, and returns its number: 42 if the workers are well."""
+    """Runs a statement that selects 42 in a new session, and returns its answer."""
     [value] = answer(workers.session(Interruption()), "SELECT 42 AS n")["n"].to_pylist()
     return int(value)
 

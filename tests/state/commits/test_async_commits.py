@@ -303,7 +303,7 @@ def test_a_job_retries_while_the_database_does_not_answer(
 def test_a_job_looks_up_a_commit_whose_answer_is_lost(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look-up of the commit fails, and only after the commit was applied."""
+    """The database applies the commit, and answers the job's question about the outcome with an error."""
     monkeypatch.setattr(job_commits, "SILENCE_SECONDS_MAX", 0.0)
 
     def silent(self: Any, questions: Any) -> Any:

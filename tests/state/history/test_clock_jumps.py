@@ -53,7 +53,7 @@ ELSEWHERE = {
     "instance_round.ended_at": "a round that ended in the future is due",
     "removal.removed_at": "dated back where no day was made for it",
 }
-"""Columns that the statements which read them correct, and how."""
+"""Columns that need no correction by `restart_leases`, with the way in which their readers handle a jump."""
 
 KEPT_LONGER = {
     "applied_commit.applied_at", "applied_commit.expires_at", "backup_taken.taken_at",
@@ -76,11 +76,14 @@ FOR_PEOPLE = {
     "row_table.changed_at", "schema_change.changed_at", "tables.created_at", "truncation.truncated_at",
     "write_stream.committed_at",
 }  # fmt: skip
-"""Columns that are only shown, or part of a key."""
+"""Columns that are only shown to people, or are part of a key."""
 
 
 def test_each_stored_time_is_listed_with_the_effect_of_a_clock_jump(instance: Instance) -> None:
-    """Each new column must be added to one of the lists: consider what happens if it lies five days ahead."""
+    """Each new column with a time must be added to one of the four lists above.
+
+    To choose the list, consider the effect of a time that lies five days ahead.
+    """
     found = query(
         instance._supplier,
         """

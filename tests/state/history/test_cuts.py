@@ -161,7 +161,7 @@ def test_a_moment_in_the_near_future_is_waited_for(new_table: NewTable) -> None:
 
 
 def test_a_commit_during_a_read_of_a_moment_is_not_seen(new_table: NewTable) -> None:
-    """A snapshot defines the moment, so a later read of it must not show the commit either."""
+    """The moment is read before and after the commit. Its snapshot excludes the commit in both cases."""
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
         table.store.add_files([ref("slow")], conn=slow)

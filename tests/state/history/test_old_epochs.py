@@ -148,7 +148,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_totals_continue_after_epochs_are_forgotten(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers also the thousand epochs in which the truncation lies, and a thousand that ends after it."""
+    """Running totals are stored every thousand epochs. The truncation lies at or between such epochs."""
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 400)
     story = Story(points=range(1, 4))
     leaves = story.leaves()
