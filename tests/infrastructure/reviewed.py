@@ -1,19 +1,20 @@
 """The reviewed templates: one whole assembly, and how those of other settings differ from it.
 
 `pytest tests/infrastructure --snapshot-update` renews them. `__snapshots__/test_templates` has the whole
-assembly of the settings in `WHOLE`. For other settings it has, by path in the assembly, what is removed,
-renamed, changed and added:
+assembly of the settings in `WHOLE`. For other settings it has the removed, renamed, changed and added values,
+by path in the assembly:
 
-- a path counts what is changed above it, as do the indexes of `changed` in a list;
-- in a list, `removed` has indexes before the change, and `added` what goes in front of such an index.
+- The names and indexes in a path are those after the changes of outer collections.
+- In a list, `removed` has indexes from before the change. `added` has lists of new values, by the old index
+  before which they are inserted. `changed` has indexes from after the change.
 
 Templates are written in a shorter form, which `restored` turns back into the same values:
 
-- `<id>` is the id of the instance, `<ssm name>` the logical id of a parameter that is read from SSM;
-- text with references in guillemets is a `Fn::Join` of its parts, or one `Ref`, `Fn::GetAtt` or
-  `Fn::ImportValue`. `«Name[5]»` is the part of that number between colons, `«function Name»` the name in the
-  ARN of a function;
-- text of a `Fn::Join` that is long is a list of lines.
+- `<id>` is the id of the instance. `<ssm name>` is the logical id of a parameter that is read from SSM.
+- A text with references in guillemets is a `Fn::Join` of its parts, or one `Ref`, `Fn::GetAtt` or
+  `Fn::ImportValue`. `«Name[5]»` is the part with index 5 of a value that is divided at colons.
+  `«function Name»` is the name in the ARN of a lambda.
+- A long text of a `Fn::Join` is a list of lines.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from syrupy.extensions.json import JSONSnapshotExtension
 WHOLE = "prod"
 SNAPSHOTS = Path(__file__).parent / "__snapshots__"
 WIDTH_MAX = 140
-"""The longest line, in characters; longer collections have a line for each element."""
+"""The greatest length of a line, in characters. A longer collection has one line for each element."""
 
 TEXT_MAX = 200
-"""The longest text on one line, in characters; longer text has several lines."""
+"""The greatest length of a text on one line, in characters. A longer text has several lines."""
 
 SHARED_MIN = 60
-"""The length in characters from which a repeated collection is written once; shorter ones are repeated."""
+"""The least length, in characters, of a repeated collection that is written once and then referred to."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 HASH_OF_ID = re.compile(r"[0-9A-F]{8,12}")
@@ -289,7 +290,10 @@ def _referred(text: str) -> Any:
 
 
 class Yaml(JSONSnapshotExtension):
-    """A YAML file with full lines, and an alias in place of each repeated collection."""
+    """A snapshot file in YAML, with few long lines.
+
+    A repeated collection is written once, and later replaced by an alias.
+    """
 
     file_extension = "yaml"
 

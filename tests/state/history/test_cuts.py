@@ -186,7 +186,10 @@ def test_a_cut_is_ordered_with_splits_and_with_the_first_stage_of_collection(new
 
 
 def test_commits_during_the_recording_of_a_cut_count_before_its_time(new_table: NewTable) -> None:
-    """The cut does not see such a commit, and has a later time, so no time between the two can be exact."""
+    """A commit during the recording is not in the cut, although the cut's recorded time is later.
+
+    A time between the commit and that time must still include the commit.
+    """
     table = new_table()
     cuts.record_cut(table)
     recorded = cuts.record_cut(table)

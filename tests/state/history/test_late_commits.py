@@ -44,7 +44,7 @@ SHARED: dict[str, Any] = {"only_contains_data_for_this_partition": False}
     params=[(layout, level) for layout in LAYOUTS for level in ("read committed", "serializable")]
 )
 def table(request: Any, new_table: NewTable) -> TableContext:
-    """Returns a table of each layout and isolation level."""
+    """Returns a table, in turn of each layout and isolation level."""
     layout, isolation = request.param
     return new_table(split_points=[10, 20, 30], layout=layout, isolation=isolation)
 

@@ -154,7 +154,7 @@ def test_a_query_does_not_see_later_rows_that_a_merge_moved(instance: Instance) 
 
 
 def merged_whole(table: Table) -> str:
-    """Merges the two current leaves, each of which has only whole files."""
+    """Compacts the table, so that no leaves share a file; merges all leaves and returns the new id."""
     table.compact()
     leaves = [one.partition_id for one in table.partitions.leaves()]
     return table.partitions.merge(leaves).partition_id

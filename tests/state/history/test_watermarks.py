@@ -1,4 +1,4 @@
-"""Looks at changes only: they find everything that looks at the whole table would find."""
+"""Looks for work that read only what changed since the last look: they find as much as looks at all of it."""
 
 from __future__ import annotations
 
