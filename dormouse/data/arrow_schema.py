@@ -1,6 +1,6 @@
-"""Arrow's forms of schemas, data made to fit a schema, and the schemas with which files were written.
+"""Conversions between Dormouse's schemas and Arrow's, and checks that data and files fit a schema.
 
-Dormouse returns strings as `string` and bytes as `binary`; inside DataFusion they are views.
+Dormouse returns strings as `string` and bytes as `binary`. Inside DataFusion they are views.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ _VIEWS = (pa.string_view(), pa.binary_view())
 _INT_BITS_MAX = 32
 _WIDE_DIGITS = 76
 COLUMNS_NAMED_MAX = 100
-"""The most columns at fault that an error names."""
+"""The largest number of wrong columns that one error lists."""
 _EXACT_MAX = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
-"""The largest number up to which each whole number is exact in a float, by the float's bits."""
+"""The number up to which a float has every whole number exactly, by the width of the float in bits."""
 _YEARS = "the years 1 to 9999"
 _LIMITS = {
     kind: tuple(pa.scalar(value, _ARROW[kind]).value for value in (min_value(kind), largest))
     for kind, largest in ((TIMESTAMP, datetime.max.replace(tzinfo=UTC)), (DATE, date.max))
 }
-"""The smallest and largest values of keys, in Arrow's units."""
+"""The smallest and largest value of a key of each type, as numbers in Arrow's units."""
 
 FIELD_ID = "PARQUET:field_id"
 """Arrow's name for Parquet's `field_id`, in the metadata of a field."""
@@ -111,22 +111,23 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
-    """Returns the data with the schema's columns, order and types.
+    """Returns the data with the schema's columns, in the schema's order and types.
 
-    Columns may come in any order, and as chunked, dictionary, large or view types. A column that the data
-    lacks has its default, or is null (see `Schema.is_optional`). No row is lost. A value is cast only if
-    nothing is lost:
+    Columns may come in any order, and as chunked, dictionary, large or view types. A column that is missing
+    from the data is filled with its default or with nulls (see `Schema.is_optional`). No row is lost. A value
+    is cast only if the cast keeps it exactly:
 
     - whole numbers of another width to INT or LONG, if every value fits,
     - floats to INT or LONG, if each is whole and small enough that no float rounds a whole number,
-    - whole numbers and floats to DOUBLE or FLOAT, if each is exact in it,
-    - decimals of other digits, if every value fits,
+    - whole numbers and floats to DOUBLE or FLOAT, if each is exact in that type,
+    - decimals with another precision or scale, if every value fits,
     - timestamps of other time zones (the same instant), or units (if every value is whole microseconds).
 
     Timestamps without a zone are taken as UTC. NaN is a value.
 
-    Raises `InvalidData`, in one line, when the data does not fit. The error names the row, counted from
-    `first_row`, the number of the data's first row; None if the caller does not know it.
+    Raises `InvalidData`, with a message of one line, when the data does not fit. The message names the number
+    of a bad row. `first_row` is the number of the data's first row, from which the others are counted; None
+    means that the number is not known.
     """
     names = data.schema.names
     check_names(names, schema)
@@ -149,7 +150,7 @@ def _absent(field: Field, default: Any, rows: int) -> pa.Array:
 
 
 def data_type(actual: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a kind
-    """Returns the type that holds every value of an Arrow type; None when there is none."""
+    """Returns the field type that can hold every value of an Arrow type; None when there is none."""
     if _is_encoded(actual):
         return data_type(actual.value_type)
     if _is.is_map(actual):
@@ -172,14 +173,14 @@ def data_type(actual: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a ki
 
 
 def is_like(actual: pa.DataType, wanted: DataType) -> bool:
-    """Returns whether an Arrow type is one of the plain types that hold values of `wanted`."""
+    """Returns whether an Arrow type is a form of the type `wanted`, such as `large_string` of STRING."""
     return any(test(actual) for test in _LIKE.get(wanted, ()))
 
 
 def check_columns(actual: pa.Schema, schema: Schema, *, has_all: bool = False) -> None:
-    """Raises `InvalidData` for data whose columns can never fit, before any row is read.
+    """Raises `InvalidData` before any row is read, for columns that cannot fit the schema.
 
-    With `has_all`, also raises it for a missing column that rows may lack.
+    With `has_all`, a missing column raises the error even if the schema lets data omit it.
     """
     check_names(actual.names, schema, has_all=has_all)
     for field in schema.fields:
@@ -188,7 +189,7 @@ def check_columns(actual: pa.Schema, schema: Schema, *, has_all: bool = False) -
 
 
 def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
-    """Raises `InvalidData` for columns that are missing, not in the schema, or there twice."""
+    """Raises `InvalidData` for columns that are missing, unknown to the schema, or duplicated."""
     present = set(names)
     doubled = next((name for name, count in Counter(names).items() if count > 1), None)
     if doubled is not None:
@@ -260,7 +261,7 @@ def _can_be(actual: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one
 
 
 def _has_parts(actual: pa.StructType, wanted: DataType) -> bool:
-    """Returns whether a struct has exactly the wanted parts, in any order."""
+    """Returns whether an Arrow struct has the field names of `wanted`, in any order, with fitting types."""
     if sorted(part.name for part in actual) != sorted(part.name for part in wanted.parts):
         return False
     return all(_can_be(actual.field(part.name).type, part.type) for part in wanted.parts)
@@ -314,7 +315,7 @@ def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
 
 
 def _check_years(columns: Sequence[Column], schema: Schema) -> None:
-    """Raises `InvalidData` for keys that Python's dates cannot represent: ranges are compared in Python."""
+    """Raises `InvalidData` for dates and times in keys outside Python's range: Python compares key ranges."""
     for column, field in zip(columns, schema.key_fields, strict=False):
         limits = _LIMITS.get(field.type)
         if limits is None or not len(column):
@@ -337,7 +338,7 @@ def _check_values(column: Column, field: Field) -> None:
 
 
 def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with exactly the types of a schema."""
+    """Returns the batch with each column cast to the type that `schema` gives it."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     columns = [
@@ -348,12 +349,15 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def written_schema(schema: Schema, filename: str) -> Schema:
-    """Returns the schema's columns that a file has, as they were when the file was written."""
+    """Returns the schema's columns that a file has, with the names and types that they had in the file."""
     return schema.as_written(schema_version_of(filename))
 
 
 def check_stored(actual: pa.Schema, schema: Schema, filename: str) -> None:
-    """Raises `InvalidData` when a file lacks a column of today's that it was written with."""
+    """Raises `InvalidData` when a file lacks a column that the table had when the file was written.
+
+    Columns that were dropped since then are not checked.
+    """
     written = written_schema(schema, filename)
     if written is not schema:
         # the file also has columns that were dropped since
@@ -362,15 +366,15 @@ def check_stored(actual: pa.Schema, schema: Schema, filename: str) -> None:
 
 
 def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
-    """Returns Arrow's fields of the schema's columns, with their ids."""
+    """Returns an Arrow schema of the given fields, with the ids of the table's columns in their metadata."""
     numbered = zip(fields, schema.shape.columns, strict=True)
     return pa.schema([field.with_metadata(metadata_of(field.type, one)) for field, one in numbered])
 
 
 def metadata_of(kind: pa.DataType, column: SchemaColumn) -> dict[str, str]:
-    """Returns a column's id as Arrow's metadata; empty for bytes.
+    """Returns the Arrow metadata of a column, which contains its id; empty for a column of bytes.
 
-    DataFusion prunes no row group by a column of bytes that has an id.
+    DataFusion could not skip row groups by the statistics of a bytes column that has an id.
     """
     return (
         {} if pa.types.is_binary(kind) or pa.types.is_binary_view(kind) else {FIELD_ID: str(column.column_id)}

@@ -53,7 +53,7 @@ _OPTIONS = {
 }
 _BATCH_ROWS = 8_192
 _BATCH_BYTES = 8 * 1024 * 1024
-"""The most bytes of a batch of each file, by the size of rows in the file: wide rows get small batches."""
+"""The most bytes of one batch of a file. The wider the rows of the file, the fewer rows a batch has."""
 _VIEWS = {STRING: pa.string_view(), BYTES: pa.binary_view()}
 
 
@@ -67,7 +67,7 @@ def value(field: Field, item: Any) -> Expr:
 
 
 def among(field: Field, items: Sequence[Any]) -> Expr:
-    """Returns an expression for a column that has one of some values, of which there may be thousands."""
+    """Returns an expression that is true for rows whose column has one of `items`, possibly thousands."""
     if field.type == BYTES:
         # a list of bytes has another type than the views that DataFusion reads
         return functions.in_list(column(field.name), [value(field, item) for item in items])
@@ -77,7 +77,7 @@ def among(field: Field, items: Sequence[Any]) -> Expr:
 
 
 def in_region(schema: Schema, region: Region) -> Expr | None:
-    """Returns an expression for rows in a region; None when every row is in it."""
+    """Returns an expression that is true for rows in a region; None when the region contains every row."""
     parts = []
     for field in schema.row_keys:
         key, item = column(field.name), region.range(field.name)
@@ -91,7 +91,7 @@ def in_region(schema: Schema, region: Region) -> Expr | None:
 
 
 def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[SortExpr]:
-    """Returns the sort order of a table's files; largest `descending` values first among equal keys."""
+    """Returns the sort order of a table's files: `names` ascending, then the `descending` columns."""
     return [
         *(column(name).sort(ascending=True, nulls_first=False) for name in names),
         *(column(name).sort(ascending=False, nulls_first=False) for name in descending),
@@ -109,7 +109,10 @@ def sorted_session(
     options: dict[str, str] | None = None,
     row_bytes: float = 0.0,
 ) -> SessionContext:
-    """Returns a session whose plans keep the files' order; `row_bytes` is the size of a row in the files."""
+    """Returns a session whose plans keep the sort order of files.
+
+    `row_bytes` is the average size of a row in the files. It determines the number of rows in a batch.
+    """
     runtime = RuntimeEnvBuilder().with_greedy_memory_pool(MEMORY_LIMIT_BYTES)
     rows = max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, row_bytes))))
     at_once = {"datafusion.execution.batch_size": str(rows)}
@@ -133,7 +136,7 @@ def open_session(
 def sorted_file(
     context: SessionContext, file: str | Path, keys: Sequence[str], descending: Sequence[str] = ()
 ) -> DataFrame:
-    """Returns the rows of a file that is sorted by some of its columns, as one sorted stream."""
+    """Returns the rows of a file as one sorted stream; `keys` and `descending` are its sort order."""
     order = key_order(keys, descending)
     return context.read_parquet(file_url(file), file_extension="", file_sort_order=[order])
 
@@ -143,9 +146,9 @@ def table_file(
 ) -> DataFrame:
     """Returns the rows of a table's file, with the schema's columns, as one sorted stream.
 
-    The file may have been written with other columns, which its name determines. A file that has each key
-    once is also sorted by other columns after the key. Raises `InvalidData` or `ObjectNotFound`, which name a
-    bad file.
+    The file may have been written with other columns, which its name determines. A file in which no key
+    occurs twice is also sorted by the columns `descending` after the key. Raises `InvalidData` or
+    `ObjectNotFound`, whose messages name the bad file.
     """
     written = written_schema(schema, file)
     try:
@@ -167,7 +170,7 @@ def file_url(path: str | Path) -> str:
 
 
 def file_error(file: str, error: Exception) -> DormouseError:
-    """Returns the error for a failure to read a file, which names the file."""
+    """Returns the error for a file that cannot be read; its message names the file."""
     text = one_line(error)
     if "not found" in text.lower() or "no such file" in text.lower() or "no files found" in text.lower():
         return ObjectNotFound(f"file {file!r} does not exist")
@@ -177,7 +180,10 @@ def file_error(file: str, error: Exception) -> DormouseError:
 def query_error(
     context: SessionContext, schema: Schema, files: Sequence[str], error: Exception
 ) -> DormouseError:
-    """Returns the error for a failed query: that of the first file that cannot be read, else `JobFailed`."""
+    """Returns the error for a failed query.
+
+    It is the error of the first file that cannot be read. If all files can be read, it is `JobFailed`.
+    """
     for file in files:
         try:
             rows = table_file(context, schema, file)
@@ -192,9 +198,9 @@ def query_error(
 
 
 def reshaped(rows: DataFrame, stored: Schema, schema: Schema, *, views: bool = False) -> DataFrame:
-    """Returns rows with the columns of one schema of a table as rows with those of another.
+    """Returns the rows with the columns of `schema`, converted from those of `stored`, an earlier version.
 
-    `views`: texts and bytes are Arrow views.
+    `views` is true if texts and bytes in the rows are Arrow views.
     """
     if is_as_stored(stored, schema):
         return rows.select(*map(column, schema.names))
@@ -215,7 +221,7 @@ def _as_now(field: Field, column_: Column, before: Field | None, *, views: bool)
 
 
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:
-    """Returns the rows with column ids, which are written to files."""
+    """Returns the rows with the id of each column in its metadata, so that written files record the ids."""
     named = zip(schema.names, schema.shape.columns, strict=True)
     kinds = {field.name: arrow_type(field.type) for field in schema.fields}
     return rows.select(*(column(name).alias(name, metadata_of(kinds[name], one)) for name, one in named))

@@ -1,4 +1,4 @@
-"""Checks of a whole file: whether rows, their order, statistics and sketches are as they were written."""
+"""Checks of a whole file: its rows, their order, statistics and sketches must be as they were written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def differ(wanted: pa.Array, there: pa.Array) -> Flags:
-    """Returns, for each row, whether its two values differ.
+    """Returns, for each row, whether the values of the two arrays differ.
 
     Two nulls are equal, and so are two NaNs. 0.0 and -0.0 differ, since a copy must keep the sign.
     """
@@ -59,7 +59,10 @@ def differ(wanted: pa.Array, there: pa.Array) -> Flags:
 
 
 def _lists_differ(wanted: pa.Array, there: pa.Array, both: Flags) -> Flags:
-    """Returns which rows are lists or maps of different lengths or elements; ignores null rows."""
+    """Returns a flag for each row: true if its two lists or maps differ. Rows with a null are false.
+
+    `both` marks the rows in which neither value is null.
+    """
     counts, others = (np.diff(np.asarray(one.offsets)) for one in (wanted, there))
     differs: Flags = both & (counts != others)
     alike = both & ~differs
@@ -70,7 +73,7 @@ def _lists_differ(wanted: pa.Array, there: pa.Array, both: Flags) -> Flags:
 
 
 def _elements(lists: pa.Array, of: Flags) -> pa.Array:
-    """Returns the elements of some rows; those of maps are structs of a key and a value."""
+    """Returns the elements of the lists or maps in the rows marked by `of`; map entries become structs."""
     starts = np.asarray(lists.offsets)
     counts = np.diff(starts)[of]
     # positions of the elements: consecutive, from each row's first
@@ -98,7 +101,10 @@ Found = tuple[ProblemKind, str]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The recorded facts of a file; `region` is that of its only partition, None if it has several."""
+    """The recorded facts of a file.
+
+    `region` is the region of the only partition that refers to the file; None if there are several.
+    """
 
     row_count: int | None
     min_key: bytes | None
@@ -107,9 +113,10 @@ class Recorded:
 
 
 def file_problems(store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:
-    """Returns what is not as it was written; reads every page, in bounded memory. Raises `ObjectNotFound`.
+    """Returns every difference between a file and its records; empty for a file as it was written.
 
-    A damaged file may crash the process, since Arrow trusts its footer: see `FileReader`.
+    It reads every page, in bounded memory. Raises `ObjectNotFound`. A damaged file may crash the process,
+    since Arrow trusts its footer: see `FileReader`.
     """
     now, schema = schema, written_schema(schema, name)
     read = _Read(schema)
@@ -128,13 +135,16 @@ def file_problems(store: ObjectStore, name: str, schema: Schema, recorded: Recor
 
 
 def _called(region: Region | None, now: Schema, then: Schema) -> Region | None:
-    """Returns a region with the row keys' names in an earlier schema."""
+    """Returns a region with the row keys' names in the schema `then`, instead of those in `now`."""
     called = dict(zip(now.row_key_names, then.row_key_names, strict=True))
     return None if region is None else Region({called[name]: item for name, item in region.items()})
 
 
 def _coded_texts(file: pq.ParquetFile, schema: Schema) -> list[str]:
-    """Returns the text columns with dictionaries that are no keys: reading them as dictionaries is faster."""
+    """Returns the text columns, except keys, that have a dictionary in every row group.
+
+    Reading such a column as a dictionary is faster.
+    """
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     coded = [
         {one.path_in_schema for one in map(group.column, range(group.num_columns)) if one.has_dictionary_page}
@@ -172,7 +182,7 @@ class _Read:
         self.found += [("statistics", f"row group {number}: {what}") for what in seen.wrong()]
 
     def _keys(self, keys: pa.RecordBatch) -> bool:
-        """Records the keys of a batch; returns whether they ascend."""
+        """Records a batch's first and last key, and any unsorted rows; returns whether its keys ascend."""
         first, last = (tuple(column[at].as_py() for column in keys.columns) for at in (0, -1))
         row_keys = len(self._schema.row_keys)
         self.first, self.last = self.first or first[:row_keys], last[:row_keys]
@@ -187,9 +197,10 @@ class _Read:
 
 
 class _Columns:
-    """The null counts and bounds of a row group's columns, to be compared with its statistics.
+    """The null counts, minima and maxima of a row group's columns, to be compared with its statistics.
 
-    Nested columns are left out. Bounds are of keys, and of columns whose statistics have bounds.
+    Nested columns are left out. Minima and maxima are kept for keys and for columns whose statistics have
+    them.
     """
 
     def __init__(self, group: pq.RowGroupMetaData, keys: Sequence[str]) -> None:
@@ -200,7 +211,7 @@ class _Columns:
         self._nulls: dict[str, int] = {}
 
     def add(self, batch: pa.RecordBatch, ascending: str = "") -> None:
-        """Adds rows; the values of the column `ascending` are known to ascend."""
+        """Adds the rows of a batch; `ascending` names a column whose values are known to ascend, if any."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if pa.types.is_nested(column.type):
                 continue
@@ -220,7 +231,10 @@ class _Columns:
                     self.bounds[name] = min(known[0], low), max(known[1], high)
 
     def wrong(self) -> Iterator[str]:
-        """Yields how the row group's statistics differ from its values; bounds of long texts may be wider."""
+        """Yields a message for each column whose values contradict the row group's statistics.
+
+        A minimum below all values, or a maximum above them, is no contradiction: long texts are shortened.
+        """
         for name, said in self._said.items():
             if name not in self._nulls:
                 continue
@@ -275,13 +289,13 @@ _OF_DAMAGE = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, sign
 
 
 class FileReader:
-    """A client of one process that checks files, which it starts when needed. Close it."""
+    """A client of a child process that checks files, started when it is first needed and ended by `close`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def problems(self, store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:
-        """Returns what `file_problems` returns, or a problem if the file crashes the process.
+        """Returns the result of `file_problems`; if the file crashes the process, returns that as a problem.
 
         Raises `EngineFailed` when the process ends for another reason.
         """

@@ -1,7 +1,7 @@
 """A sorter of rows by leaf and key in bounded memory, which spills sorted runs to disk and merges them.
 
-Keys are sorted as 64-bit numbers, and by Arrow where these are equal. The front of a key is packed into one
-number of the same order:
+Keys are sorted as 64-bit numbers. Arrow sorts the rows whose numbers are equal. The number is packed from the
+beginning of the key, and has the same order:
 
 - whole numbers and times, less their smallest value,
 - repeated texts, as their rank among the distinct ones,
@@ -58,14 +58,15 @@ RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
 STREAM_BYTES = 256 * 1024 * 1024
 COLUMNS_AT_ONCE = 2
-"""The most columns that are concatenated at once, each of which takes its memory twice meanwhile."""
+"""The most columns that are concatenated at the same time. Meanwhile each takes twice its memory."""
 Key = tuple[Any, ...]
 
 
 def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[str] = ()) -> pa.Array | None:
-    """Returns the indices that sort the rows, None if they are sorted; rows of equal keys keep their order.
+    """Returns the indices that sort the rows, or None if the rows are sorted already.
 
-    The `ascending` columns come first, and have no nulls.
+    Rows are sorted by the `ascending` columns, which have no nulls, then by the `descending` ones. Rows of
+    equal keys keep their order.
     """
     if rows.num_rows < _ROWS_MIN:
         return _by_arrow(rows, ascending, descending)
@@ -86,7 +87,7 @@ def _settle(
     ascending: Sequence[str],
     descending: Sequence[str],
 ) -> None:
-    """Sorts rows with equal numbers, in place."""
+    """Completes the sort order `order` in place: compares the rows whose numbers in `words` are equal."""
     equal = words[1:] == words[:-1]
     places = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
     if len(places):
@@ -101,7 +102,7 @@ def _by_arrow(rows: pa.Table, ascending: Sequence[str], descending: Sequence[str
 
 
 def _packed(rows: pa.Table, names: Sequence[str]) -> tuple[Words, bool]:
-    """Returns the front of each key as a number, and whether the number has the whole key."""
+    """Returns a number for each row, packed from its key, and whether the numbers contain the whole keys."""
     words, left = np.zeros(rows.num_rows, np.uint64), _BITS
     for name in names:
         numbers, is_whole = _numbers(rows.column(name))
@@ -117,7 +118,7 @@ def _packed(rows: pa.Table, names: Sequence[str]) -> tuple[Words, bool]:
 
 
 def _numbers(column: pa.ChunkedArray) -> tuple[Words, bool]:
-    """Returns numbers from 0 in the order of the values, and whether equal numbers mean equal values."""
+    """Returns a number for each value, in the values' order, and whether each number stands for one value."""
     if pa.types.is_primitive(column.type):
         kind = np.dtype(f"int{column.type.bit_width}")
         view = [np.frombuffer(c.buffers()[1], kind, len(c), c.offset * kind.itemsize) for c in column.chunks]
@@ -138,7 +139,7 @@ def _places(texts: pa.LargeBinaryArray) -> Words:
 
 
 def _fronts(texts: pa.LargeBinaryArray) -> Words:
-    """Returns the bytes after the common prefix as numbers; missing bytes count as zero."""
+    """Returns a number for each text: the bytes after the prefix that all share. A missing byte is zero."""
     low, high = pc.min_max(texts).as_py().values()
     shared = next((n for n, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))
     _, offsets, content = texts.buffers()
@@ -174,7 +175,7 @@ class LeafLookup:
 
 
 class _Nodes:
-    """The tree as arrays; leaves are the numbers ~0, ~1, …, so that the sign tells them from nodes."""
+    """The tree as arrays. Nodes have numbers from 0 on, and leaves have the negative numbers ~0, ~1, …."""
 
     def __init__(self, tree: PartitionTree, leaves: Sequence[int]) -> None:
         arrays = tree.arrays
@@ -233,14 +234,14 @@ class _Nodes:
 
 
 class LeafSorter:
-    """A sorter that takes rows with their leaves' numbers, and returns them sorted by leaf, then by key.
+    """A sorter that takes rows with the numbers of their leaves, and returns the rows by leaf, then by key.
 
-    With `by_leaf=False` it sorts by key alone. Of rows of equal key, those with the largest values of
-    `descending` come first; of these columns, those not in the schema are not returned.
+    With `by_leaf=False` it sorts by key alone. Among rows with equal keys, the largest values of the
+    `descending` columns come first. Those of these columns that the schema lacks are not returned.
 
-    Holds about twice `memory_bytes` at once: a thread sorts and spills a run while the next comes in. It is a
-    context manager, which deletes its temporary files at the end. Raises `JobFailed` if the temporary disk is
-    full.
+    It holds about twice `memory_bytes` at once: a thread sorts and spills a run while the next run comes in.
+    It is a context manager, which deletes its temporary files at the end. Raises `JobFailed` if the temporary
+    disk is full.
     """
 
     def __init__(
@@ -311,11 +312,14 @@ class LeafSorter:
 
     @property
     def _run_bytes(self) -> int:
-        """The size of a run: all memory for the first, then half, as the other half is being spilled."""
+        """The size of a run in bytes.
+
+        The first run may use all memory. Later runs use half, since the other half is being spilled.
+        """
         return self._memory_bytes if self._spilling is None else self._memory_bytes // 2
 
     def _runs_follow_each_other(self) -> bool:
-        """Returns whether each run begins after the one before it ends, since the rows came in order."""
+        """Returns whether each run begins after the end of the run before it, so that no merge is needed."""
         pairs = zip(self._bounds, self._bounds[1:], strict=False)
         return not self._descending and all(before[1] < after[0] for before, after in pairs)
 
@@ -350,7 +354,7 @@ class LeafSorter:
                 yield from rows.take(order.slice(start, at_once)).combine_chunks().to_batches()
 
     def _spill(self) -> None:
-        """Waits until the run before it is written, then sorts and writes the held rows in a thread."""
+        """Sorts the held rows and writes them to disk in a thread, once the run before has been written."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dormouse-spill")
         if self._spilling is not None:

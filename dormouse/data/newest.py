@@ -1,4 +1,7 @@
-"""Vectorised filters of streams in key order that keep each key's newest row: its first or its last one."""
+"""Filters of streams sorted by key, which keep only the newest row of each key.
+
+In some streams this is the first row of the key, in others the last. The filters work on whole arrays.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from dormouse.model.table import DELETED_AT, SEQUENCE
 from dormouse.objects.store import ObjectStore
 
 _LISTED_SHARE = 1 / 128
-"""The share of a batch's rows that are looked up, above which all keys of the batch become Python objects."""
+"""The share of a batch's rows that may be looked up one by one.
+
+Above this share, it is faster to convert all keys of the batch to Python objects first.
+"""
 
 
 def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -61,10 +67,11 @@ def _differs(keys: Sequence[pa.Array]) -> pa.BooleanArray:
 def laid_over(
     large: Iterable[pa.RecordBatch], small: Iterator[pa.RecordBatch], names: Sequence[str], gone: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of two streams in key order; for a key that both have, the row of `small`.
+    """Yields the rows of two streams in key order; if both have a key, only the row of `small`.
 
     Both streams are in key order and have each key once. `gone` names the last column of `small`, a boolean.
-    A row for which it is true hides the row of `large` with the same key, and is itself left out.
+    A row of `small` in which `gone` is true hides the row of `large` with the same key, and is itself left
+    out.
     """
     above = _Above(small, names)
     for batch in large:
@@ -76,7 +83,7 @@ def laid_over(
 
 
 class _Keys(Sequence[Any]):
-    """The keys of a batch's rows, as values that compare as the keys do."""
+    """The keys of a batch's rows, as a sequence of tuples that sort in key order."""
 
     def __init__(self, batch: pa.RecordBatch, names: Sequence[str]) -> None:
         self._columns = [_comparable(batch.column(name)) for name in names]
@@ -88,7 +95,7 @@ class _Keys(Sequence[Any]):
         return tuple(column[row].as_py() for column in self._columns)
 
     def places_of(self, wanted: _Keys) -> np.ndarray[Any, Any]:
-        """Returns, for each of the ascending wanted keys, how many keys are smaller."""
+        """Returns, for each key in `wanted`, the number of keys here that are smaller; `wanted` ascends."""
         if len(self._columns) == 1 and pa.types.is_integer(self._columns[0].type):
             places: np.ndarray[Any, Any] = np.searchsorted(
                 self._columns[0].to_numpy(), wanted._columns[0].to_numpy()
@@ -113,14 +120,14 @@ def _comparable(column: pa.Array) -> pa.Array:
 
 
 class _Above:
-    """A stream of batches in key order, which is taken up to a key at a time."""
+    """A stream of batches in key order, read piece by piece: each piece ends at a given key."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
         self._batches, self._names = batches, names
         self._left: pa.RecordBatch | None = None
 
     def until(self, key: tuple[Any, ...]) -> list[pa.RecordBatch]:
-        """Returns the rows up to a key that were not taken yet."""
+        """Returns the rows up to and including `key`, except those that were returned before."""
         taken = []
         for batch in self.rest():
             end = bisect_right(_Keys(batch, self._names), key)
@@ -143,7 +150,11 @@ class _Above:
 def _replaced(
     batch: pa.RecordBatch, others: Sequence[pa.RecordBatch], names: Sequence[str], gone: str
 ) -> pa.RecordBatch:
-    """Returns a batch with the other rows inserted, without its rows of equal keys."""
+    """Returns `batch` with the rows of `others` inserted in key order.
+
+    Rows of `batch` that have one of their keys are dropped. A row of `others` in which the column `gone` is
+    true is not inserted.
+    """
     if not others:
         return batch
     rows = pa.concat_batches(others)
@@ -166,10 +177,10 @@ def _replaced(
 
 
 def without_values(column: pa.Array, there: pa.Array) -> pa.Array:
-    """Returns a column with null in the rows that are not `there`, which are marks of deletion.
+    """Returns the column with null in the rows where `there` is false: the marks of deletion.
 
-    A null is copied from an array of one null. Arrow's own null structs may have null parts where none are
-    allowed.
+    A null is copied from an array of one null, because Arrow's own null structs may have null parts where the
+    schema allows none.
     """
     nothing = pa.array([None], column.type)
     numbers = pa.array(np.arange(len(column)))
@@ -181,13 +192,13 @@ def without_values(column: pa.Array, there: pa.Array) -> pa.Array:
 
 @dataclass(slots=True)
 class Marks:
-    """The number of rows that passed, and of marks of deletion among them."""
+    """A counter of the rows that pass through it, and of the marks of deletion among them."""
 
     rows: int = 0
     marks: int = 0
 
     def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the same batches, which need the columns of a keyed table's files, and counts their rows."""
+        """Yields the batches unchanged and counts their rows; each has the column that marks deletions."""
         for batch in batches:
             self.rows += batch.num_rows
             self.marks += batch.num_rows - batch.column(DELETED_AT).null_count
@@ -198,7 +209,10 @@ class Marks:
 
 
 class Places(NamedTuple):
-    """The smallest and largest place of a file's rows, None if not known, and whether some are marks."""
+    """The first and last place of the loads that wrote a file's rows, and the presence of marks.
+
+    A place is None if it is not known. `has_marks` is true if the file may have marks of deletion.
+    """
 
     first: int | None
     last: int | None
@@ -206,7 +220,7 @@ class Places(NamedTuple):
 
 
 def places_of(store: ObjectStore, name: str) -> Places:
-    """Returns the places of a file from its footer; raises `ObjectNotFound` or `InvalidData`."""
+    """Returns the places and marks that a file's footer records; raises `ObjectNotFound` or `InvalidData`."""
     sequence, deleted_at = chunks_of(store, name, (SEQUENCE, DELETED_AT))
     first, last = ends_of(sequence) or (None, None)
     statistics = ((one.statistics, one.num_values) for one in deleted_at)
@@ -217,7 +231,10 @@ def places_of(store: ObjectStore, name: str) -> Places:
 def chunks_of(
     store: ObjectStore, name: str, columns: Sequence[str | None]
 ) -> list[list[pq.ColumnChunkMetaData]]:
-    """Returns each column's metadata in each row group of a file; an empty list for a column it lacks."""
+    """Returns for each column a list of its metadata in each row group of a file.
+
+    The list of a column that the file lacks is empty.
+    """
     with parquet_object(store, name) as file:
         metadata = file.metadata
     names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def credentials(store: ObjectStore) -> dict[str, str]:
-    """Returns the credentials that `register` would give a session; they may expire."""
+    """Returns the credentials with which a session reads the store's objects; they may expire."""
     if urlsplit(store.url).scheme != "s3":
         return {}
     from dormouse.objects.s3 import current
@@ -29,7 +29,7 @@ def credentials(store: ObjectStore) -> dict[str, str]:
 def register(ctx: SessionContext, store: ObjectStore) -> None:
     """Registers `store` with a session, which can then read its objects by `store.uri(name)`.
 
-    A folder needs nothing.
+    It does nothing for a store that is a folder.
     """
     parts = urlsplit(store.url)
     if parts.scheme == "s3":
@@ -47,9 +47,10 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
 def parquet_object(
     store: ObjectStore, name: str, *, verify: bool = False, **how: Any
 ) -> Iterator[pq.ParquetFile]:
-    """Opens an object as a Parquet file; raises `ObjectNotFound`, or `InvalidData` that names a damaged one.
+    """Opens an object as a Parquet file, and closes it at the end of the block.
 
-    `verify`: checksums of pages are verified, if they have one. `how` goes to pyarrow, as for `open_parquet`.
+    With `verify`, it compares the checksum of each page that has one. `how` is passed to pyarrow, as in
+    `open_parquet`. Raises `ObjectNotFound`, or `InvalidData` that names a damaged object.
     """
     try:
         with open_parquet(store, name, verify=verify, **how) as file:
@@ -61,11 +62,11 @@ def parquet_object(
 
 
 def open_parquet(store: ObjectStore, name: str, *, verify: bool = False, **how: Any) -> pq.ParquetFile:
-    """Opens an object as a Parquet file: memory-mapped from a folder, else read by ranges.
+    """Opens an object as a Parquet file. A file in a folder is memory-mapped, others are read by ranges.
 
-    With `verify` the file is not mapped, since an unreadable page of a damaged disk would crash the process.
-    `how` goes to pyarrow: `metadata` that was read before, or columns to `read_dictionary`. Raises
-    `ObjectNotFound`. The caller closes the file, for example with `with`.
+    With `verify` the file is not mapped, because an unreadable page of a damaged disk would crash the
+    process. `how` is passed to pyarrow: `metadata` that was read before, or columns to `read_dictionary`.
+    Raises `ObjectNotFound`. The caller closes the file, for example with `with`.
     """
     path = store.local_path(name)
     if path is None:

@@ -81,13 +81,13 @@ def _rank_bytes(column: pa.Array, points: Sequence[KeyValue]) -> Ints:
 
 
 def repeats(column: pa.Array) -> bool:
-    """Returns whether ranking each distinct value once saves more than finding the distinct values costs."""
+    """Returns whether values repeat so often that ranking only the distinct ones is faster."""
     sample = column.slice(0, _SAMPLE_ROWS)
     return bool(pc.count_distinct(sample).as_py() * 2 < len(sample))
 
 
 def _search(values: pa.Array, points: pa.Array) -> Ints:
-    """Returns the rank of each value by a binary search for all values at once."""
+    """Returns the rank of each value among `points`, by a binary search for all values at once."""
     low = np.zeros(len(values), dtype=np.int32)
     high = np.full(len(values), len(points), dtype=np.int32)
     for _ in range(len(points).bit_length()):
@@ -104,7 +104,7 @@ def _search(values: pa.Array, points: pa.Array) -> Ints:
 
 
 class KeyQuantiles:
-    """The distribution of one row key of some files; ranks count the rows within a range.
+    """The approximate distribution of one row key over some files.
 
     `items` are encoded values with the number of rows that each stands for. `ends` has the exact smallest and
     largest value of each file, encoded.
@@ -122,21 +122,21 @@ class KeyQuantiles:
         self._ends = [min(lows), max(highs)] if lows else []
 
     def row_count(self, within: Range) -> int:
-        """Returns about how many rows have their key within the range."""
+        """Returns approximately the number of rows whose key lies within the range."""
         start, end = self._span(within)
         return self._reach[end] - self._reach[start]
 
     def rank(self, value: KeyValue, within: Range) -> float:
-        """Returns about which fraction of the rows within the range has a key below the value."""
+        """Returns approximately the fraction of the rows within the range whose key is below the value."""
         start, end = self._span(within)
         at = min(max(bisect_left(self._keys, encode_value(self._type, value)), start), end)
         return (self._reach[at] - self._reach[start]) / max(1, self._reach[end] - self._reach[start])
 
     def split_point(self, within: Range) -> KeyValue | None:
-        """Returns the value that divides the rows within the range best: some lie below it, some at or above.
+        """Returns the value that divides the rows within the range most evenly: below it, and from it on.
 
-        It is about the median; a value that many rows share goes to the smaller side. Returns None when there
-        are no rows within the range, or all have the same value.
+        It is near the median. A value that many rows share goes to the smaller side. Returns None when no
+        rows lie within the range, or all have the same value.
         """
         start, end = self._span(within)
         ends = [key for key in self._ends if within.contains(decode_value(self._type, key))]
@@ -150,7 +150,10 @@ class KeyQuantiles:
         return decode_value(self._type, best)
 
     def _near_median(self, start: int, end: int, known: list[bytes]) -> list[bytes]:
-        """Returns the median and the next greater value; the range's ends if it has no such sample."""
+        """Returns the sampled median between two positions, and the next greater value if there is one.
+
+        Returns `known` if there are no sampled values between the positions.
+        """
         if start == end:
             return known
         median = self._keys[self._at(0.5, start, end)]
@@ -162,7 +165,7 @@ class KeyQuantiles:
         return min(max(bisect_right(self._reach, target, start, end + 1) - 1, start), end - 1)
 
     def _span(self, within: Range) -> tuple[int, int]:
-        """Returns the positions of the keys within a range: the first, and the one after the last."""
+        """Returns the positions of the sampled keys within a range: the first, and the one after the last."""
         start, end = 0, len(self._keys)
         if within.min is not None:
             low = encode_value(self._type, within.min)
@@ -210,7 +213,7 @@ class FileSketches:
         return sampler.sketches()
 
     def renamed(self, schema: Schema) -> FileSketches:
-        """Returns the sketches with the row keys' names in another version of the schema."""
+        """Returns the sketches under the names that the row keys have in `schema`, another version."""
         return replace(self, keys=dict(zip(schema.row_key_names, self.keys.values(), strict=False)))
 
     def to_bytes(self) -> bytes:
@@ -226,7 +229,7 @@ class FileSketches:
 
     @staticmethod
     def from_bytes(data: bytes, name: str = "sketches") -> FileSketches:
-        """Decodes the result of `to_bytes`; raises `InvalidData` that names the object when it is corrupt."""
+        """Decodes the result of `to_bytes`; raises `InvalidData`, which contains `name`, for corrupt data."""
         content, checksum = data[:-_COUNT_BYTES], data[-_COUNT_BYTES:]
         if not content.startswith(_MAGIC) or zlib.crc32(content).to_bytes(_COUNT_BYTES, "little") != checksum:
             raise InvalidData(f"{name!r} is not a file of sketches, or is corrupt")
@@ -286,7 +289,7 @@ class KeySampler:
 
 
 class _KeyColumn:
-    """One row key's sample and exact bounds."""
+    """The sample of one row key, and the key's exact smallest and largest value."""
 
     def __init__(self, field: Field) -> None:
         self.type = field.type
@@ -346,12 +349,18 @@ def _encoded(data_type: DataType, values: pa.Array) -> list[bytes]:
 
 
 def _stride(count: int, drawn_max: int) -> int:
-    """Returns the smallest power of two that as a step draws at most `drawn_max` of `count` items."""
+    """Returns the smallest power of two that is large enough as a block size.
+
+    One item is drawn from each block, and at most `drawn_max` of `count` items may be drawn.
+    """
     return 1 << max(0, (count - 1) // drawn_max).bit_length()
 
 
 def _drawn(count: int, stride: int) -> np.ndarray[Any, Any]:
-    """Draws one item of each block of `stride`; of a shorter last block with a proportional chance."""
+    """Returns the positions of the drawn items: one at random in each block of `stride` items.
+
+    The item of a last, shorter block is drawn with a probability in proportion to the block's length.
+    """
     starts = np.arange(0, count, stride, dtype=np.int64)
     if stride > 1:
         starts += np.random.default_rng(count).integers(0, stride, len(starts))
@@ -404,10 +413,10 @@ def load_sketches(store: ObjectStore, filename: str, schema: Schema) -> FileSket
 
 
 def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Region) -> FileSketches | None:
-    """Returns sketches of the file's rows in the region, from its row keys; None when there are no such rows.
+    """Returns sketches of the rows that lie in the region, computed from the file; None without such rows.
 
-    Streams the row groups that can have such rows twice: to count the rows, and to sketch them. Raises
-    `ObjectNotFound`, or `InvalidData` when the file cannot be read.
+    It reads the matching row groups twice: to count the rows, and to sketch them. Raises `ObjectNotFound`, or
+    `InvalidData` when the file cannot be read.
     """
     written = written_schema(schema, filename)
     called = dict(zip(schema.row_key_names, written.row_key_names, strict=True))
@@ -431,7 +440,7 @@ def _inside(file: pq.ParquetFile, schema: Schema, region: Region) -> Iterator[pa
 
 
 def _within(column: Any, item: Range) -> npt.NDArray[np.bool_]:
-    """Returns which values lie in a partition's range; it includes its minimum, but not its maximum."""
+    """Returns a flag for each value: true from the range's minimum on, and below its maximum."""
     points = [end for end in (item.min, item.max) if end is not None]
     if not points:
         return np.ones(len(column), dtype=bool)

@@ -1,9 +1,9 @@
-"""The properties `aggregate` and `filter`, as SQL for DataFusion, and `bloom_filter_columns`.
+"""The table properties `aggregate` and `filter`, as SQL for DataFusion, and `bloom_filter_columns`.
 
 They are parsed and checked against the schema when a table is created, without other libraries. Bloom filters
 let a query for single values skip the row groups that do not have them. The leading row key needs none: files
 are sorted by it, so statistics suffice. The filters are split block Bloom filters, as Parquet defines them
-and DataFusion reads them; a value takes about ten bits.
+and DataFusion reads them. A filter takes about ten bits for each value.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FALSE_POSITIVES = 0.01
 
 @dataclass(frozen=True, slots=True)
 class AgeOff:
-    """A filter that keeps rows whose `field` is younger than `age_ms` milliseconds, or null."""
+    """A filter that keeps a row if its `field` is null or less than `age_ms` milliseconds old."""
 
     field: str
     age_ms: int
@@ -58,7 +58,7 @@ class AgeOff:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The filter, then the aggregation that compactions and queries apply to a table's rows.
+    """The filter and the aggregation of a table, which compactions and queries apply to rows in this order.
 
     `aggregates` pairs each value field, in the schema's order, with its function. It is empty when rows of
     equal key are not merged.
@@ -78,7 +78,10 @@ class Transform:
 
     @staticmethod
     def check(schema: Schema, properties: TableProperties) -> None:
-        """Raises `InvalidProperties` if properties do not fit, or let compactions change answers."""
+        """Raises `InvalidProperties` if the properties do not fit the schema.
+
+        Raises it also if a compaction with them could change the answers of queries.
+        """
         check_keyed(schema, properties)
         found = Transform.parse(schema, properties)
         if found.aggregates and found.age_off is not None and found.age_off.field not in schema.key_names:
@@ -89,9 +92,9 @@ class Transform:
             )
 
     def of(self, rows: DataFrame, ctx: SessionContext, now_ms: int) -> DataFrame:
-        """Returns the transformed rows of a session's frame, with the schema's columns, in no order.
+        """Returns the frame's rows, filtered and aggregated, with the schema's columns, in no order.
 
-        Over a sorted source it streams when the caller sorts by the keys.
+        If the source is sorted, and the caller sorts the result by the keys, DataFusion streams the rows.
         """
         if not self.aggregates and self.age_off is None:
             return rows
@@ -104,7 +107,7 @@ class Transform:
             ctx.deregister_table(name)
 
     def sql(self, source: str, now_ms: int) -> str:
-        """Returns a query of the transformed rows of a table, given by its quoted name."""
+        """Returns a SELECT of the filtered and aggregated rows of a table; `source` is its quoted name."""
         where = self.young_sql(now_ms) or "true"
         if not self.aggregates:
             columns = ", ".join(map(quoted, self.schema.names))
@@ -114,11 +117,11 @@ class Transform:
         return f"SELECT {keys}, {values} FROM {source} WHERE {where} GROUP BY {keys}"
 
     def young_sql(self, now_ms: int) -> str | None:
-        """Returns the condition of rows that the filter keeps; None when it keeps all."""
+        """Returns the SQL condition for the rows that the filter keeps; None when it keeps all rows."""
         return _filter_sql(self.schema, self.age_off, now_ms) if self.age_off else None
 
     def overflow(self, error: str) -> InvalidData | None:
-        """Returns the error to raise if an engine's error says that a sum overflowed; else None."""
+        """Returns the error to raise if a query engine's message means that a sum overflowed; else None."""
         found = _TOO_LARGE.search(error)
         sums = [f"sum({f.name})" for f, function in self.aggregates if function == "sum" and f.type == LONG]
         if found is None or not sums:
@@ -215,10 +218,11 @@ def _aggregate_sql(field: Field, function: Function) -> str:
 
 
 def _extreme_sql(name: str, function: Function, kind: str) -> str:
-    """Returns the minimum or maximum of a DOUBLE or FLOAT; NaN is the largest, as in PostgreSQL and Spark.
+    """Returns the SQL of a minimum or maximum of DOUBLE or FLOAT values, in which NaN is the largest number.
 
-    DataFusion's own functions depend on the position of a NaN among the rows, and start with the largest
-    finite numbers.
+    PostgreSQL and Spark order NaN in the same way. The results of DataFusion's own functions depend on the
+    position of a NaN among the rows. These functions also start from the largest finite numbers, which is
+    wrong where all values are infinite.
     """
     low, high, nan = (f"CAST('{text}' AS {kind})" for text in ("-Infinity", "Infinity", "NaN"))
     found = [
@@ -231,7 +235,7 @@ def _extreme_sql(name: str, function: Function, kind: str) -> str:
 
 
 def bloom_filter_columns(schema: Schema, properties: TableProperties) -> tuple[str, ...]:
-    """Returns the columns that the properties name; raises `InvalidProperties` if they do not fit."""
+    """Returns the columns that the property names; raises `InvalidProperties` if one does not fit."""
     text = properties.bloom_filter_columns
     names = [] if text is None else [name_of(part) for part in parts_of(text)]
     for name in names:
@@ -242,9 +246,9 @@ def bloom_filter_columns(schema: Schema, properties: TableProperties) -> tuple[s
 
 
 def sized_filters(names: tuple[str, ...], group: pa.Table) -> dict[str, dict[str, float]] | None:
-    """Returns Bloom filter options for row groups like this one, for pyarrow's writer.
+    """Returns the Bloom filter options of each column for pyarrow's writer; None without columns.
 
-    Returns None without columns.
+    The filters are sized for row groups with about as many distinct values as `group`.
     """
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""The columns of a read, and the reader of changes between two moments."""
+"""The columns of a Spark read, and the reader of changes between two moments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def question_of(context: TableContext, options: ReadOptions) -> Question:
-    """Returns the condition and columns of a read, checked by the schema of its moment."""
+    """Returns the condition and columns that the options name, checked against the context's schema."""
     return question(context.schema, parse_where(context.schema, options.where), options.columns, None)
 
 
@@ -37,7 +37,7 @@ def columns_of_rows(context: TableContext, read: Question) -> StructType:
 
 
 def changed_columns(context: TableContext, columns: Sequence[str] | None) -> StructType:
-    """Returns the columns of a read of changes; `context` belongs to the later moment."""
+    """Returns the Spark columns of a read of changes; `context` is the table at the later moment."""
     return struct_of(columns_of_changes(context, columns))
 
 
@@ -52,7 +52,10 @@ def columns_now(context: TableContext, options: ReadOptions) -> StructType:
 
 
 def check_given(given: StructType, actual: StructType, table: str) -> None:
-    """Raises `InvalidInput` if the columns that `schema` or an earlier `load` gave do not fit."""
+    """Raises `InvalidInput` if the columns that Spark expects differ from the columns of the table.
+
+    Spark expects the columns that the user gave as `schema`, or that an earlier `load` found.
+    """
     if given.jsonValue() != actual.jsonValue():
         raise InvalidInput(
             f"the columns of the read are not those of table {table!r}, which are {actual.simpleString()}: "
@@ -76,9 +79,9 @@ class ChangesTask(InputPartition):
 def tasks_of(
     context: TableContext, start: Position, end: Position, options: ReadOptions, *, as_known: bool = False
 ) -> list[InputPartition]:
-    """Returns the tasks that read the changes after one position and up to another, in their order.
+    """Returns the tasks that read the changes after `start` and up to `end`, in order.
 
-    `as_known` is that of `dormouse.reading.changes.changes_parts`.
+    With `as_known`, rows have the context's columns instead of those that the table has at `end`.
     """
     bytes_max = options.split_bytes or PART_BYTES
     parts = changes_parts(context, start, end, options.columns, bytes_max, as_known=as_known)

@@ -65,7 +65,7 @@ _Done = tuple[Mapping[str, Any], str | None]
 
 
 def ingest(given: argparse.Namespace) -> _Done:
-    """Adds the rows of files to a table: all or none, with an id once."""
+    """Adds the rows of files to a table, in one commit. Repeating it with the same id adds nothing."""
     with _options(given).open(writes=True) as table:
         _session(given)
         report = table.ingest(given.paths, engine="spark", **_arguments(given, LoadRequest))
@@ -82,7 +82,7 @@ def compact(given: argparse.Namespace) -> _Done:
 
 
 def split_points(given: argparse.Namespace) -> _Done:
-    """Returns good split points of a new table for the rows of Parquet files, from a sample."""
+    """Returns suitable split points for a new table, computed from a sample of the rows of Parquet files."""
     from dormouse.sources.infer import schema_like
     from dormouse.spark.ingest import split_points
 
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _arguments(given: argparse.Namespace, model: type[Request]) -> dict[str, Any]:
-    """Returns the arguments of a verb as Python values, except the table and the engine."""
+    """Returns the arguments of a verb as Python values, without the table and the engine."""
     values = {name: getattr(given, name) for name in fields_of(model, "table", "engine")}
     texts = {name: str(value) for name, value in values.items() if value not in (None, False)}
     return {name: value for name, value in parsed(model, texts).items() if name in values}

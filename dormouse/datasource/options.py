@@ -34,12 +34,12 @@ _STREAMS = (*_WHICH, "columns", "split_bytes", "changes_after", "max_rows_per_ba
 # includes options of streams, because Spark does not say that it wants the columns of a stream
 _READS = (*_WHICH, *_QUERY, "split_bytes", *_CHANGES, "metadata", "max_rows_per_batch")
 _OF_PARTS = {"columns", "as_of", "verify"}
-"""Options, besides `where`, with which several tasks can read a table in parts."""
+"""The options, besides `where`, that a read may have if several tasks divide it among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table of an instance: a folder, or `dsn` and `objects`."""
+    """A table and its instance, which is given as a folder, or as `dsn` and `objects`."""
 
     table: str
     instance: str | None = None
@@ -79,11 +79,11 @@ class TableOptions:
 
     @contextmanager
     def open(self, *, writes: bool = False, goes_on: bool = False) -> Iterator[Table]:
-        """Opens the table, and closes its instance at the end.
+        """Opens the table, and closes its instance at the end of the block.
 
-        With `writes`, raises an error for an instance that is a copy. With `goes_on`, opens it only for
-        reading, and skips the check that database and objects belong together: another process has checked
-        that, and it takes several requests to S3.
+        With `writes`, raises an error if the instance is a copy, which cannot be written. With `goes_on`,
+        opens it only for reading, without the check that database and objects belong together. Another
+        process has made that check, which takes several requests to S3.
         """
         with self._instance(writes=writes, goes_on=goes_on) as instance:
             if writes and instance.refusal is not None:
@@ -184,7 +184,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The table to which a stream adds rows, and the stream's name, by which its batches are counted."""
+    """The options of a stream that adds rows to a table.
+
+    `stream` is the stream's unique name, under which the database counts the committed batches.
+    """
 
     of: TableOptions
     stream: str
@@ -206,7 +209,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The table to which rows are added. With `ingest_id` they are added once, even if written again."""
+    """The options of a write that adds rows to a table. Repeating it with its `ingest_id` adds nothing."""
 
     of: TableOptions
     ingest_id: str | None = None
@@ -222,7 +225,7 @@ class WriteOptions:
 
 
 def check_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises `InvalidInput` for an option that is not among those known."""
+    """Raises `InvalidInput` for the first name in `given` that is not in `known`."""
     from dormouse.reading.where import unknown
 
     listed = tuple(known)
@@ -248,7 +251,10 @@ def _folder(folder: str) -> Path:
 
 
 def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Returns the options of a verb as Python values, from texts whose names may begin with a prefix."""
+    """Returns the options of a verb as Python values, parsed from texts.
+
+    `prefix` is the text with which the options' names begin, before the names of the verb's fields.
+    """
     check_evolve(given.get("evolve"))
     texts = {name: given[prefix + name] for name in fields_of(model, "table") if prefix + name in given}
     values = {name: _value(model, name, prefix + name, text) for name, text in texts.items()}
@@ -256,7 +262,7 @@ def parsed(model: type[Request], given: Mapping[str, str], prefix: str = "") -> 
 
 
 def _value(model: type[Request], name: str, option: str, text: str) -> Any:
-    """Returns the value of an option's text, by the form of the field or else by its type."""
+    """Returns the Python value of an option's text, parsed by the form or the type of the field."""
     form, field = form_of(model, name), model.model_fields[name]
     if form is not None and form.of_text is not None:
         return form.of_text(text)

@@ -132,7 +132,7 @@ _OBJECTS: Mapping[Metadata, Callable[[Table], Iterable[object]]] = {
     ),
     "consumers": lambda table: table.consumers(),
 }
-"""The functions that return the items of each kind, whose attributes are the columns."""
+"""The functions that return the items of each kind of metadata. The columns are attributes of the items."""
 
 
 def _pages(

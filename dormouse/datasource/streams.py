@@ -75,7 +75,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Load:
-    """An announced load, with all that its tasks need of the table: they do not use the database."""
+    """An announced load, with all facts about the table that tasks need, so that they use no database."""
 
     attempt: WriteAttempt
     objects: ObjectStore
@@ -83,7 +83,7 @@ class Load:
     properties: TableProperties
     lookup: LeafLookup
     keyed: KeyedRows | None
-    """Set for a keyed table, where the load is an upsert."""
+    """The converter of rows for a keyed table, where a load is an upsert; None for other tables."""
 
     @staticmethod
     def begun(context: TableContext, given: StructType) -> Load:
@@ -103,7 +103,7 @@ class Load:
             raise
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Writes a task's rows as one sorted file, with a reference in each leaf that has rows in it."""
+        """Writes a task's rows as one sorted file, with a reference from each leaf that has rows in it."""
         check_seen(self.objects)
         # a random name, because Spark may run a task twice
         name = self.attempt.object_name(f"leaves-{uuid.uuid4().hex}")
@@ -121,18 +121,18 @@ class Load:
 
 
 def evolved(context: TableContext, given: StructType, evolve: Evolve | None) -> TableContext:
-    """Adds the columns that the table lacks, if `evolve` is set. Returns the table with its new schema."""
+    """Adds the columns that the table lacks, if `evolve` is set; returns the context with the new schema."""
     return context if evolve is None else add_missing(context, columns_of(given))
 
 
 def check_takes(context: TableContext, given: StructType) -> None:
-    """Raises `InvalidData` for columns that do not fit the table, and an error for a row table."""
+    """Raises `InvalidData` for columns that do not fit the table, and another error for a row table."""
     check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     check_fits(given, context.schema)
 
 
 def checked_messages(kind: type[T], messages: Sequence[object]) -> list[T]:
-    """Returns the messages of all tasks. Raises `JobFailed` if a task sent none."""
+    """Returns the messages of all tasks. Raises `JobFailed` if a task sent no message of this kind."""
     received = [message for message in messages if isinstance(message, kind)]
     if len(received) < len(messages):
         missing = len(messages) - len(received)
@@ -143,9 +143,10 @@ def checked_messages(kind: type[T], messages: Sequence[object]) -> list[T]:
 def files_of(
     written: Sequence[Written], objects: ObjectStore, properties: TableProperties
 ) -> list[FileWithReferences]:
-    """Returns the files of all tasks. Raises `JobFailed` if they have other rows than the tasks read.
+    """Returns the files of all tasks, after checking that they are complete.
 
-    Raises also the errors of `check_arrived`.
+    Raises `JobFailed` if the files do not have as many rows as the tasks read. Raises `ObjectStoreError` if
+    tasks wrote into a folder of another machine.
     """
     files = [file for task in written for file in task.files]
     check_ingested(sum(task.rows for task in written), None, files, properties)
@@ -155,7 +156,7 @@ def files_of(
 
 @dataclass(frozen=True)
 class TableWriter(DataSourceArrowWriter):
-    """A batch write. Its load is None if its ingest id was applied before."""
+    """A batch write. Its load is None if an earlier write with the same ingest id was committed."""
 
     of: TableOptions
     ingest_id: str
@@ -224,10 +225,10 @@ class ChangesStream(DataSourceStreamReader):
         return self._offset(self._reached)
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Returns the end of the next batch: the present, or as far as `max_rows_per_batch` allows.
+        """Returns the position at which the next batch ends: now, or earlier if `max_rows_per_batch` is set.
 
-        While nothing has changed, returns the position that was reached, so that Spark makes no batch. For a
-        new query, Spark calls this method first.
+        While nothing has changed, returns the position that the last batch reached, so that Spark makes no
+        batch. Spark calls this method first when a query is new.
         """
         context, reached = self._context, self._reached or self._start()
         rows_max = self._options.max_rows_per_batch
@@ -241,7 +242,7 @@ class ChangesStream(DataSourceStreamReader):
         return self._offset(present if rested else reached)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Returns the tasks of a batch. When a query restarts, this call also brings its position."""
+        """Returns the tasks of a batch. When a query restarts, Spark passes the saved position here."""
         known = lives(self._context)
         first, last = self._position(start, known), self._position(end, known)
         self._reached = last
@@ -275,7 +276,7 @@ class ChangesStream(DataSourceStreamReader):
         return self._opened
 
     def _context_at(self, till: Position) -> TableContext:
-        """Returns the table at a position, with the columns that the query began with."""
+        """Returns the context at a position, with the columns that the query had when it began."""
         context = self._context
         try:
             return seen_by(context, context.as_of(till).table.schema)

@@ -1,4 +1,7 @@
-"""The rows that were added and removed between two moments, streamed; files are read as they were written."""
+"""A stream of the rows that were added to a table and removed from it between two moments.
+
+Files are read as they were written.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ from dormouse.state.history.retention import PastDeletion, PastEvent, PastRestor
 # The rows that a restore changed: the differences between the moments just before and just after it.
 
 COUNT = "_change"
-"""A column with how many rows of these values were added; negative if they were removed.
+"""The column with the number of rows that have these values and were added; negative for removed rows.
 
 No table whose changes are read has a column of this name.
 """
@@ -57,10 +60,11 @@ BATCH_ROWS = 8_192
 
 
 class Restored:
-    """The rows that one restore changed, as `Transform` returns rows.
+    """The rows that one restore of a table removed or brought back.
 
-    Rows hidden by a filter are on neither side. Where rows of equal key are merged, the merged rows are
-    compared. Rows are read with the columns of that moment, and returned with those of the context.
+    Rows that the table's filter hides are left out. If the table merges rows of equal key, the merged rows
+    are compared. Rows are read with the columns that the table had at the restore, and returned with those of
+    the context.
     """
 
     def __init__(self, context: TableContext, past: PastRestore) -> None:
@@ -71,7 +75,10 @@ class Restored:
         self._now_ms = milliseconds_at(past.before)
 
     def groups(self) -> Iterator[tuple[list[Scan], list[Scan]]]:
-        """Yields the scans just before and just after the restore, without scans that both have."""
+        """Yields for groups of leaves the scans just before and just after the restore, where they differ.
+
+        Scans that are equal before and after are left out, unless the table merges rows.
+        """
         ranges = self._ranges()
         if ranges is None:
             return
@@ -85,7 +92,11 @@ class Restored:
                 yield [one for one in before if one not in same], [one for one in after if one not in same]
 
     def frame(self, ctx: SessionContext, before: Sequence[Scan], after: Sequence[Scan]) -> DataFrame:
-        """Returns the rows of which one side has more, each once, with `COUNT`, in key order."""
+        """Returns the rows that occur more often on one side, in key order, with the column `COUNT`.
+
+        Each row is returned once. `COUNT` is the number of times that the restore added it; negative if
+        removed.
+        """
         schema = self._schema
         sides = [self._rows(ctx, scans, sign) for scans, sign in ((before, -1), (after, 1)) if scans]
         keys = key_order(schema.key_names)
@@ -114,7 +125,7 @@ class Restored:
 
 
 def one_each(batch: pa.RecordBatch, counts: pa.Array) -> Iterator[pa.RecordBatch]:
-    """Yields each row as often as its count says."""
+    """Yields each row as many times as the absolute value of its count."""
     ends = np.cumsum(pc.abs(counts).to_numpy(zero_copy_only=False))
     total = int(ends[-1]) if len(ends) else 0
     if total == len(ends):
@@ -144,7 +155,7 @@ def changes(
     """Returns the rows ingested after one moment and up to another, each once, as they were ingested.
 
     Also returns the rows that deletions removed, as they were just before, and the rows that a restore
-    removed or brought back. A reader that applies all changes in order gets the rows of the later moment. Of
+    removed or brought back. A reader that applies all changes in order gets the rows of the later moment. For
     a keyed table, returns each key whose newest row changed, once: "upsert" with that row, or "delete" with
     its key.
 
@@ -152,8 +163,9 @@ def changes(
     the context's columns instead. Between two deletions or restores, rows are in no particular order.
     `at_end` is called after the last row.
 
-    Raises what `pages_between` and `events_between` raise, and `InvalidQuery`. While it is read, raises
-    `CutExpired` when a file is collected meanwhile, and `ObjectNotFound` and `ObjectDamaged` as queries do.
+    Raises `InvalidQuery`, and the errors of `pages_between` and `events_between`. While it is read, raises
+    `CutExpired` when a file is collected meanwhile, `ObjectNotFound` for a lost file, and `ObjectDamaged` for
+    a file whose content changed.
     """
     context = context if as_known else context.as_of(till)
     schema = columns_of_changes(context, columns)
@@ -172,7 +184,10 @@ def changes(
 
 @dataclass(frozen=True, slots=True)
 class ChangesPart:
-    """A part of the changes between two moments, for one task: some files, one event, or all."""
+    """A part of the changes between two moments, for one task.
+
+    It has the changes of some added files, or of one deletion or restore, or all changes.
+    """
 
     after: Position
     till: Position
@@ -181,7 +196,7 @@ class ChangesPart:
     as_known: bool = False
 
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
-        """Yields the changes of this part; raises as `changes` does while it is read."""
+        """Yields the changes of this part; raises the errors that reading the result of `changes` raises."""
         if self.only is None:
             yield from changes(context, self.after, self.till, self.columns, as_known=self.as_known)
             return
@@ -201,9 +216,11 @@ def changes_parts(
     *,
     as_known: bool = False,
 ) -> Iterator[ChangesPart]:
-    """Yields `changes` in parts of about `bytes_max` bytes of files, in order; raises as `changes` does.
+    """Yields the result of `changes` in parts, in order, each of about `bytes_max` bytes of files.
 
-    A deletion or a restore is one part. So are all changes of a keyed table, since its keys are compared.
+    A deletion or a restore is one part. All changes of a keyed table are one part, since each key is compared
+    at both moments. With `as_known`, rows have the context's columns instead of those at the later moment.
+    Raises the errors of `changes`.
     """
     context = context if as_known else context.as_of(till)
     made = partial(ChangesPart, after, till, columns, as_known=as_known)
@@ -222,9 +239,10 @@ def changes_parts(
 
 
 def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
-    """Returns the columns of `changes`: the wanted ones and `_change`; raises `InvalidQuery`.
+    """Returns the schema of `changes`: the wanted columns and `_change`; raises `InvalidQuery`.
 
-    Of a keyed table, all columns but the row keys may be null, since a deleted key has no other values.
+    In the schema of a keyed table, all columns but the row keys may be null, since a deleted key has no
+    values.
     """
     if CHANGE in context.schema:
         raise InvalidQuery(
@@ -242,9 +260,9 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
 
 
 def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | PastEvent]:
-    """Yields the steps in order: the files added before each event, the event, at last all remaining files.
+    """Yields the steps in order: the files added before each event, the event, and then all later files.
 
-    `pages` have all added files. Each step must be read to its end before the next.
+    `pages` contain all added files. The caller must read each step to its end before the next one.
     """
     coming = _Coming(pages)
     for event in events:
@@ -254,10 +272,11 @@ def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | Past
 
 
 class _Coming:
-    """A stream of added files, read once and divided by moments; each moment sees all that earlier ones saw.
+    """A stream of added files, read once and divided at ascending moments.
 
-    Files of transactions that were still running at a moment are kept for later moments. They are few, since
-    events wait for all transactions that change the table.
+    Each moment's snapshot sees all files that the snapshots before it see. A file of a transaction that was
+    still running at a moment is kept for later moments. Such files are few, since events wait for all
+    transactions that change the table.
     """
 
     def __init__(self, pages: _Pages) -> None:
@@ -266,7 +285,7 @@ class _Coming:
         self._page: list[ChangedFile] = []
 
     def seen_in(self, snapshot: str) -> _Pages:
-        """Yields the files that a snapshot sees and no earlier one saw."""
+        """Yields the files that this snapshot sees and the snapshot of the call before did not see."""
         _, xmax, running = snapshot.split(":")
         unseen = set(map(int, filter(None, running.split(","))))
         late, self._late = self._late, []
@@ -342,7 +361,7 @@ class _Reading:
             yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
 
     def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that a restore removed, as they were just before it, and those it brought back."""
+        """Yields the rows that a restore removed, as they were before it, and those that it brought back."""
         found = Restored(self._context, past)
         for before, after in found.groups():
             # one plan for both sides, which may read different rows of the same file
@@ -369,14 +388,14 @@ class _Reading:
     ) -> Iterator[pa.RecordBatch]:
         """Runs a plan and yields its batches.
 
-        `may_search`: many rows may be read for one that is returned.
+        `may_search` is true if the plan may read many rows for each row that it returns.
         """
         with named_failures(self._context, scans, self._transform):
             plan = planned(self._context, scans, physical, self._interruption)
             yield from executed(self._context, plan, self._interruption, may_search=may_search)
 
     def _physical(self, scans: Sequence[Scan], then: Schema, condition: Expr | None) -> ExecutionPlan:
-        """Returns a plan of the rows; `then` has the columns of the scans and of the condition."""
+        """Returns a plan of the scans' rows that meet the condition; `then` is the schema of both."""
         objects = self._context.objects
         frame = stored_rows(key_session(objects), objects, then, scans)
         if condition is not None:
@@ -404,7 +423,7 @@ def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, .
 
 
 def _scans_together(files: Iterable[ChangedFile]) -> Iterator[list[Scan]]:
-    """Yields groups of scans, each as many as DataFusion reads side by side."""
+    """Yields the files' scans in groups; DataFusion can read all files of one group at the same time."""
     return portions(_scans(files), lambda _: 1, FILES_A_SCAN)
 
 
@@ -435,7 +454,7 @@ class _Read:
 
 
 class Consumer:
-    """A named position in a table's history, returned by `Table.consumer`; for one thread at a time."""
+    """A named position in a table's history, returned by `Table.consumer`. Only one thread may use it."""
 
     def __init__(self, context: TableContext, name: str, check_writable: Callable[[], None]) -> None:
         self.name = name
@@ -450,11 +469,11 @@ class Consumer:
     def read(
         self, columns: Sequence[str] | None = None, *, interruption: Interruption | None = None
     ) -> pa.RecordBatchReader:
-        """Returns the changes since the position, up to now, as `Table.changes` does.
+        """Returns the changes since the consumer's position, up to now, in the form of `Table.changes`.
 
         Until they are acknowledged, each `read` returns them again, with any newer changes. Raises
-        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when an old release of
-        Dormouse restored the table since, and what `Table.changes` raises.
+        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, and the errors of `Table.changes`.
+        Raises `InvalidCut` when an old release of Dormouse restored the table since the position.
         """
         self._read = None
         self._context = self._context.followed()
@@ -473,7 +492,8 @@ class Consumer:
         """Moves the position to the end of the last read. Call it once those rows are safely stored.
 
         Raises `InvalidInput` when not all of the rows were taken, and `ConsumerExpired`. Raises
-        `ConsumerOvertaken` when another reader has acknowledged since: discard what was made of these rows.
+        `ConsumerOvertaken` when another reader has acknowledged changes since: discard what was made of these
+        rows.
         """
         self._check_writable()
         read = self._read

@@ -1,6 +1,7 @@
-"""Checks of what plans rely on: files are as they were written, and the table's columns have not changed.
+"""Checks of the facts on which plans rely: the files of a plan, and the table's columns.
 
-A file must exist, have its recorded size, and be readable.
+A file must exist, be readable, have its recorded size, and contain what was written. The columns must still
+be those with which the plan was made.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ CHECKS_AT_ONCE_MAX = 16
 KNOWN_MAX = 100_000
 _Seen = set[tuple[str | int, ...]]
 _known: _Seen = set()
-"""Objects not on this machine that were found to have their size, by store and name."""
+"""Remote objects that had their recorded size when checked, by store and name."""
 _verified: _Seen = set()
-"""Objects whose bytes were found to be those written, by store and name.
+"""Objects that had their recorded digest when checked, by store and name.
 
-On this machine the inode, modification time and size are added, so that a replaced file is verified again.
+For a file on this machine the inode, modification time and size are added, so that a replaced file is
+verified again.
 """
 _lock = Lock()
 
 
 class FileGone(ObjectNotFound):
-    """An error for a file of a plan that no longer exists."""
+    """An error for a file that a plan names and that no longer exists."""
 
     def __init__(self, filename: str, table: str) -> None:
         super().__init__(
@@ -65,7 +67,7 @@ class FileGone(ObjectNotFound):
         )
 
     def lost(self) -> ObjectNotFound:
-        """Returns the error for a file that is missing though a plan made afterwards refers to it."""
+        """Returns the error for a lost file: it is missing, although a newer plan refers to it as well."""
         return ObjectNotFound(
             f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, "
             "not collected; 'dormouse check' lists all lost objects; restore them from a backup, or, of a "
@@ -78,10 +80,11 @@ class FileGone(ObjectNotFound):
 def checked_sizes(
     context: TableContext, scans: Sequence[Scan], interruption: Interruption | None = None
 ) -> Iterator[None]:
-    """Compares the sizes of files with the plan. Remote objects are checked in threads, once a process.
+    """Compares the sizes of files with the plan, before or while the block runs.
 
-    Raises `FileGone` or `ObjectDamaged`, at the latest at the end of the context. If the context verifies,
-    verifies the files first.
+    The sizes of remote objects are checked in threads, and only once by each process. Raises `FileGone` or
+    `ObjectDamaged`, at the latest at the end of the block. If the context demands verification, calls
+    `verify` first.
     """
     verify(context, scans, interruption)
     store = context.objects
@@ -111,11 +114,14 @@ def verify(
     interruption: Interruption | None = None,
     digests: Mapping[str, bytes | None] | None = None,
 ) -> None:
-    """Compares the digests of files that this process has not verified yet, if the context verifies.
+    """Compares files with their digests, unless this process has verified them before.
 
-    `digests` are those that the database has, by filename. A caller that passes them needs no database, and
-    the files are always verified. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery` for a file without a
-    digest, and `DormouseError` at once when it is interrupted.
+    Without `digests` it does so only if the context demands verification, and reads the digests from the
+    database. `digests` are recorded digests by filename: with them it verifies whatever the context demands,
+    and needs no database.
+
+    Raises `FileGone` or `ObjectDamaged`, `InvalidQuery` for a file without a digest, and `DormouseError` at
+    once when it is interrupted.
     """
     if not context.verifies and digests is None:
         return
@@ -168,7 +174,7 @@ def _seen_as(objects: ObjectStore, name: str) -> tuple[str | int, ...]:
 
 
 def _wait_for(checks: Sequence[Future[None]], interruption: Interruption) -> None:
-    """Waits until all checks have passed; raises the first error, or that of the interruption, at once."""
+    """Waits until all checks have passed; raises the first error, or `DormouseError` when interrupted."""
     ended, left, lock = Future[None](), len(checks), Lock()
 
     def note(check: Future[None]) -> None:
@@ -213,7 +219,7 @@ def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
 
 
 def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
-    """Reads files at which an engine failed; raises `FileGone` or `ObjectDamaged` for the first bad one."""
+    """Reads files on which a query engine failed; raises `FileGone` or `ObjectDamaged` for a bad one."""
     digests = context.store.digests([scan.filename for scan in scans])
     for scan in scans:
         digest = digests.get(scan.filename)
@@ -231,7 +237,10 @@ def _check_digest(
 
 
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
-    """Raises `FileGone`, or `ObjectDamaged` when a file cannot be read or lacks the table's columns."""
+    """Raises `FileGone`, or `ObjectDamaged` when a file cannot be read or lacks the table's columns.
+
+    With `pages`, it reads the whole file, otherwise only the footer.
+    """
     with _naming(context, scan), open_parquet(context.objects, scan.filename) as file:
         check_stored(file.schema_arrow, context.stored_schema, scan.filename)
         for _ in file.iter_batches() if pages else ():
@@ -285,7 +294,7 @@ _PREFIXES = (
 
 @contextmanager
 def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
-    """Turns failures to read these files into errors of one line, which name the file or sum at fault."""
+    """Replaces DataFusion's errors in the block by errors of one line that name the file or sum at fault."""
     try:
         with panics_as_errors():
             yield
@@ -318,9 +327,9 @@ def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> 
 def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
     """Runs work with the table's current columns and properties, and returns its result.
 
-    Work begins with the columns that this process knows. If they turn out to be outdated, or the work raises
-    `InvalidInput` and they have changed, it runs again with the new ones. Raises `TableBusy` when they keep
-    changing.
+    The first run uses the columns that this process knows. If the work raises `SchemaMoved`, or raises
+    `InvalidInput` and the columns have changed, it runs again with the new columns. Raises `TableBusy` when
+    the columns keep changing.
     """
 
     def once() -> T:
@@ -353,7 +362,7 @@ def again_if_moved(work: Callable[[], T]) -> T:
 
 
 def keeping_columns(context: TableContext) -> TableContext:
-    """Returns the context with unchanged columns, able to read files that were written with later ones.
+    """Returns the context with the same columns, able to read files written with later schema versions.
 
     Raises `QueryOvertaken` when one of the columns was dropped.
     """
@@ -367,7 +376,7 @@ def keeping_columns(context: TableContext) -> TableContext:
 
 
 def seen_by(context: TableContext, later: Schema) -> TableContext:
-    """Returns the context with unchanged columns, able to read files written up to the schema `later`.
+    """Returns the context with the same columns, able to read files of all versions up to `later`.
 
     Raises `InvalidSchema` when one of the columns no longer exists.
     """

@@ -46,23 +46,23 @@ from dormouse.state.history.moments import moment_of, position_of
 Groups = Iterator[tuple[Scan, ...]]
 _Prepared = Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]
 BEGUN_BYTES_MAX = 64 * 1024 * 1024
-"""The most bytes of the next group's rows that are prepared while the group before it is read."""
+"""The most bytes of the next group that are prepared while the rows of the current group are read."""
 REPLANS_MAX = 10
 PART_BYTES = 128 * 1024 * 1024
 FIRST_FILES_MIN = 16
-"""The fewest files of a group that are read by their first keys; of fewer, simply all are opened."""
+"""The fewest files of a group that a limited query divides. A smaller group is simply opened as a whole."""
 FIRST_FILES_GROWTH = 8
-"""The factor by which each further part has more files, if the parts before it had too few rows."""
+"""The factor by which the number of files grows in each further part, while the limit is not filled."""
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
 """The fewest stored bytes of a group that is divided: planning each part takes milliseconds."""
 BATCHES_BYTES_MAX = 64 * 1024 * 1024
-"""The most bytes in memory of the batches of all files of a group and of one merged batch.
+"""The most bytes in memory of one batch of each file of a group and one merged batch together.
 
 Many queries share 2 GiB.
 """
 ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
-"""The most bytes of the largest row groups, one of each file.
+"""The most bytes of the largest row groups of a group's files together, one row group of each file.
 
 A few rows of a row group may have nearly all of its bytes, and a batch may consist of these rows.
 """
@@ -87,7 +87,7 @@ def query(
     had at `as_of`.
 
     The reader sees the rows that the table has now, or had at `as_of`. Commits made while it reads do not
-    change them, even if a file that it has not read yet is compacted and collected.
+    change these rows, even if a file that it has not read yet is compacted and collected.
 
     Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`. While it is read, raises:
 
@@ -132,9 +132,10 @@ def _query(
 
 @dataclass(frozen=True)
 class Part:
-    """Some groups of a query's plan, which another process reads as of the plan's moment.
+    """A part of a query's plan, which another process reads as of the plan's moment.
 
-    `digests` are those of the files if the query verifies them: the reading process compares them.
+    `digests` are the recorded digests of the files, if the query verifies them: the reading process compares
+    them with the files.
     """
 
     question: Question
@@ -145,7 +146,7 @@ class Part:
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """Yields the rows in key order, with the question's columns.
 
-        Needs no database. Raises as a query does, and `FileGone`.
+        It needs no database. Raises the errors of reading a query, and `FileGone`.
         """
         schema = columns_of(context.schema, self.question.columns)
         if self.digests is not None:
@@ -160,10 +161,10 @@ class Part:
 def parts(
     context: TableContext, question: Question, at: Position, bytes_max: int = PART_BYTES
 ) -> Iterator[Part]:
-    """Yields a query as of a moment, divided into parts of about `bytes_max` bytes of files, in key order.
+    """Yields parts of a query as of a moment, in key order, each of about `bytes_max` bytes of files.
 
-    Each part has whole groups of leaves. A file counts each time that it is read. The context has the columns
-    of that moment. Raises as `query` does.
+    Each part has whole groups of leaves. A file that several parts read counts in each. The context has the
+    columns of that moment. Raises the errors of `query`.
     """
     now_ms = milliseconds_at(at)
     planned_groups = plan_query(context, question.ranges, at=at)
@@ -180,7 +181,7 @@ def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
 
 
 class _Execution:
-    """One query while it is read; it plans again when a file of its plan no longer exists."""
+    """One running query, which is planned again when a file of its plan no longer exists."""
 
     def __init__(
         self,
@@ -203,7 +204,7 @@ class _Execution:
         self._held = HeldBack(context.schema.key_names)
 
     def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, with the keys among their columns."""
+        """Yields the rows, with the wanted columns and the keys."""
         if self._at is None:
             yield from self._rows(groups)
             return
@@ -231,7 +232,11 @@ class _Execution:
                 groups = self._again(missing, futile)
 
     def _again(self, missing: FileGone, futile: int) -> Groups:
-        """Plans again from the first row key that was reached; the plan may include rows already returned."""
+        """Returns a new plan, which begins at the first row key of the position that was reached.
+
+        The plan may include rows that were already returned. `futile` is the number of consecutive plans
+        without progress. Raises `ObjectNotFound` after too many of them.
+        """
         if futile == REPLANS_MAX:
             raise ObjectNotFound(
                 f"files of table {self._context.table.name!r} are collected faster than they are read, the "
@@ -243,7 +248,10 @@ class _Execution:
         return plan_query(self._context, ranges, self._moment)
 
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
-        """Yields a plan's rows from a key on, group by group; the rows of an incomplete key are held back."""
+        """Yields a plan's rows after the position `start`, group by group.
+
+        The rows of the last key are held back until a larger key comes.
+        """
         groups = self._verified(groups)
         if self._question.limit is not None:  # the next group may not be needed
             parts = first_divided(groups, self._moment, self._question.limit)
@@ -281,7 +289,7 @@ class _Execution:
             yield from self._held.end()
 
     def _planned(self, scans: Sequence[Scan], start: Reached | None) -> Iterator[pa.RecordBatch]:
-        """Plans how the rows of a group are read; raises for files that no longer exist or are damaged."""
+        """Returns the rows of a group; raises at once for files that no longer exist or are damaged."""
         if not self._is_keyed:
             plan = partial(self._physical, scans, start)
             return self._executed(planned(self._context, scans, plan, self._interruption), scans)
@@ -299,7 +307,7 @@ class _Execution:
         )
 
     def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
-        """Runs a plan and yields its batches; it starts when the first batch is requested."""
+        """Yields the batches of a plan, which starts when the first batch is requested."""
         return executed(
             self._context,
             physical,
@@ -314,7 +322,11 @@ class _Execution:
         return KeyedScans(context.schema, context.properties, scans, question.conditions, self.now_ms, names)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
-        """Returns whether large batches may be used; for several files, only if all their rows are kept."""
+        """Returns whether the query may use large batches.
+
+        If there are several files, all of their rows must be returned. No query with a limit uses large
+        batches.
+        """
         if self._question.limit is not None or self._transform.aggregates:
             return False  # the caller of a limited query waits for its first rows
         if len(scans) > 1:
@@ -325,14 +337,14 @@ class _Execution:
 
     @cached_property
     def _conditions(self) -> Expr:
-        """The condition that rows must meet beside their keys; made once, since it may have many values."""
+        """The conditions on columns that are not row keys, rendered once, since they may list many values."""
         return rendered(every(map(meets, self._question.conditions)), DATAFUSION)
 
     @cached_property
     def _may_search(self) -> bool:
-        """Returns whether much may have to be read between two wanted rows.
+        """Returns whether many unwanted rows may have to be read between two wanted ones.
 
-        This is so if a condition is not on a prefix of the sort order.
+        This is so if there is a condition on a column outside a prefix of the sort order.
         """
         wanted = [self._question.ranges.get(name, ()) for name in self._context.schema.row_key_names]
         exact = takewhile(lambda ranges: ranges and all(one.is_exact for one in ranges), wanted)
@@ -340,7 +352,7 @@ class _Execution:
         return bool(self._question.conditions or self._transform.age_off or any(beyond))
 
     def _prepared(self, groups: Iterable[Sequence[Scan]], start: Reached | None) -> _Prepared:
-        """Yields each group with its rows: those of a look-up, or those that DataFusion's plan will give."""
+        """Yields each group with its rows, found by a look-up of one key if possible, or by DataFusion."""
         for scans in groups:
             with self._naming(scans):
                 self._interruption.check()
@@ -354,7 +366,7 @@ class _Execution:
             yield scans, found
 
     def _begun(self, prepared: _Prepared) -> _Prepared:
-        """Yields the groups; prepares the first rows of a large group while the group before it is read."""
+        """Yields the groups; prepares the first rows of a large group while the one before it is read."""
         for scans, batches in prepared:
             if not is_large(scans):
                 yield scans, batches
@@ -385,7 +397,7 @@ class _Execution:
         return frame.select(*map(column, names)).execution_plan()
 
     def _after(self, start: Reached | None) -> Expr | None:
-        """Returns the condition that selects the keys not reached yet; None at the start."""
+        """Returns the condition for keys after the position `start`; None without a position."""
         if start is None:
             return None
         beyond = after(self._moment.schema.key_fields, start.key, inclusive=not start.given)
@@ -433,11 +445,11 @@ def divided(
 
 
 def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -> Iterator[tuple[Scan, ...]]:
-    """Yields the groups in parts by their first row key; the first part mostly has the first `rows` rows.
+    """Yields the groups in parts by their first row key; the first part usually has the first `rows` rows.
 
-    Each file has a row with its smallest key. So at least n rows lie at or below the smallest key of the n-th
-    file, in the order of these keys, and only files that begin there or before are read. Filters and
-    deletions may leave fewer rows; the next part then has more files.
+    Each file has a row with its smallest key. Let the files be sorted by this key. Then at least n rows lie
+    at or below the smallest key of the n-th file. So the first n rows are in files that begin at or before
+    this key. Filters and deletions may leave fewer rows; the next part then has more files.
     """
     for scans in groups:
         yield from (
@@ -446,7 +458,7 @@ def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -
 
 
 def is_large(scans: Sequence[Scan]) -> bool:
-    """Returns whether a group has enough bytes that dividing it pays."""
+    """Returns whether a group has enough bytes that reading it in several parts is faster."""
     return bytes_of(scans) >= PART_BYTES_MIN
 
 
@@ -483,7 +495,7 @@ def _first_parts(scans: Sequence[Scan], schema: Schema, rows: int) -> Iterator[t
 
 
 def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
-    """Returns the sorted first row keys at which the wanted rows of files can begin, where they are known.
+    """Returns the sorted values of the first row key at which files begin, if they are wanted and known.
 
     A file that begins before the wanted range is left out: its first wanted row may be anywhere in it.
     """
@@ -498,7 +510,7 @@ def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
 
 
 def _reaching(scans: Sequence[Scan], schema: Schema, limits: Range) -> tuple[Scan, ...]:
-    """Returns the scans within some limits of the first row key, without files whose keys lie outside."""
+    """Returns the scans, limited to a range of the first row key, without files whose keys lie outside it."""
     name = schema.row_keys[0].name
     return tuple(
         scan
@@ -518,7 +530,7 @@ def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Itera
 
 
 def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[Any]:
-    """Yields values of the first row key that have about `PART_ROWS` wanted rows between them."""
+    """Yields values of the first row key between which there are about `PART_ROWS` wanted rows."""
     name = schema.row_keys[0].name
     wanted = [part.enclosing(name) for scan in scans for part in scan.slices]
     if not is_large(scans) or len(scans) > FILES_MAX or all(one.is_exact for one in wanted):
@@ -547,7 +559,7 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
 
 
 def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...]:
-    """Returns the scans with their rows limited to a range; drops scans without any."""
+    """Returns the scans limited to a range of the column `name`, without scans that then want no row."""
     found = []
     for scan in scans:
         slices = (part.clipped(name, limits) for part in scan.slices)

@@ -1,7 +1,6 @@
-"""The newest row of each key, as queries return it: of keyed tables, of row tables, and of sorted streams.
+"""The newest row of each key, found among many rows, for queries of keyed tables and of row tables.
 
-Where many rows have one key, the rows of the last key read are held back, so that a query can continue from
-it.
+Rows of the last key of a sorted stream are held back, so that an interrupted query can continue from it.
 """
 
 from __future__ import annotations
@@ -40,10 +39,13 @@ from dormouse.reading.where import Condition, Deletion, Question
 from dormouse.state.context import TableContext
 
 GONE = "__gone"
-"""A boolean column: the newest row of a key is a mark, was deleted, or does not meet the conditions."""
+"""The boolean column that is true if the newest row of a key is not returned.
+
+Such a row is a mark of deletion, is matched by a deletion, or does not meet the conditions.
+"""
 FILTERED_BATCHES_MAX = 32
 FILTERED_BYTES_MAX = 16 * 1024 * 1024
-"""The most bytes of batches that are filtered together."""
+"""The most bytes of the batches that are filtered in one DataFusion plan."""
 _BATCHES = "batches"
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
@@ -74,9 +76,9 @@ class KeyedScans:
         return self.hides or overlap(self.scans)
 
     def layers(self, store: ObjectStore) -> tuple[KeyedScans, KeyedScans] | None:
-        """Returns the large files, and the small files whose rows replace theirs.
+        """Returns the large files, and the small files whose rows replace rows of the large ones.
 
-        Returns None where the rows of all files must be compared with each other.
+        Returns None if the rows of all files must be compared with each other.
         """
         found = layers(store, self.schema, self.properties, self.scans)
         if not found.large or found.undecided or found.together:
@@ -85,7 +87,11 @@ class KeyedScans:
         return large, replace(self, scans=found.small, hides=True)
 
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
-        """Returns rows, unordered: the wanted ones if no key occurs twice, else all, with column `GONE`."""
+        """Returns the rows in no order.
+
+        If no key can occur in two files, these are the wanted rows. Otherwise they are all rows, and the
+        column `GONE` marks unwanted ones.
+        """
         stored, order = stored_schema(self.schema, self.properties), newest_first(self.properties)
         # a row that a hiding deletion matches still hides older rows, so it is only marked; rows that other
         # deletions match are left out when the files are read
@@ -98,7 +104,7 @@ class KeyedScans:
         return union([narrowed(frame, hiding) for frame, hiding in frames])
 
     def plan(self, ctx: SessionContext, store: ObjectStore, start: Expr | None = None) -> ExecutionPlan:
-        """Returns the plan of the sorted rows that `newest` takes; `start` is a condition on keys."""
+        """Returns the plan of the rows in the order that `newest` needs; `start` is a condition on keys."""
         rows = self.rows(ctx, store)
         rows = rows if start is None else rows.filter(start)
         newest_by, names = (newest_first(self.properties), [GONE]) if self.merges else ((), [])
@@ -109,7 +115,7 @@ class KeyedScans:
     def newest(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the newest row of each key, from sorted rows.
 
-        Leaves it out if it is `GONE`, unless `hides`: then it is returned, to hide rows of other files.
+        A row in which `GONE` is true is left out, unless `hides` is set: then it hides rows of other files.
         """
         if not self.merges:
             yield from batches
@@ -137,7 +143,7 @@ class KeyedScans:
         return rows.select(*map(column, needed), gone.alias(GONE))
 
     def _wanted(self, rows: DataFrame) -> list[Expr]:
-        """Returns the conditions that a newest row must meet."""
+        """Returns the conditions that the newest row of a key must meet to be returned."""
         young = Transform.parse(self.schema, self.properties).young_sql(self.now_ms)
         return [
             *(rendered(meets(one), DATAFUSION) for one in self.conditions),
@@ -150,23 +156,23 @@ class KeyedScans:
 
 @dataclass(frozen=True, slots=True)
 class CurrentRows:
-    """A question about current rows, answered from every version of the rows that may be wanted."""
+    """A query of a row table's current rows, which reads every version of the rows that may be wanted."""
 
     context: TableContext
     question: Question
 
     @property
     def every_version(self) -> tuple[TableContext, Question]:
-        """The context and the question that are read: all versions of the wanted ids.
+        """The context and the question that read all versions of the rows with wanted ids.
 
-        Other conditions are checked on the newest version alone.
+        Other conditions are left out of it, because only the newest version of a row must meet them.
         """
         conditions = (condition.field.name for condition in self.question.conditions)
         columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.question.columns, *conditions))
         return self.context.every_version, Question(self.question.ranges, (), tuple(columns))
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the wanted rows, from versions in the order of ids and versions."""
+        """Yields the wanted rows; `batches` have all versions, ordered by row id, then by version."""
         rows = (
             batch.filter(pc.invert(batch.column(ROW_DELETED))) for batch in last_of_keys(batches, [ROW_ID])
         )
@@ -174,7 +180,7 @@ class CurrentRows:
         return up_to((batch for batch in found if batch.num_rows), self.question.limit)
 
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that meet the conditions, which DataFusion compares as it does in files."""
+        """Yields the rows that meet the conditions. DataFusion tests them, as it does when it reads files."""
         if not self.question.conditions:
             yield from batches
             return
@@ -206,14 +212,17 @@ def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 
 
 def read_from(context: TableContext, question: Question) -> tuple[TableContext, Question]:
-    """Returns the context and the question to plan: those given, or those for all versions of the rows."""
+    """Returns the context and the question that are planned.
+
+    For current rows of a row table they select all versions. Otherwise they are the ones given.
+    """
     return CurrentRows(context, question).every_version if context.current_rows else (context, question)
 
 
 def wanted_of(
     context: TableContext, question: Question, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Returns the rows that a question wants, from the rows of the question that `read_from` returned."""
+    """Yields the rows that a question wants; `batches` are the answer to the question of `read_from`."""
     return CurrentRows(context, question).of(batches) if context.current_rows else batches
 
 
@@ -222,9 +231,9 @@ def wanted_of(
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A position in key order (row keys, then sort keys): rows before it were returned.
+    """A position in key order (row keys, then sort keys). All rows with smaller keys were returned.
 
-    Rows of the key itself were returned only if `given`.
+    Rows of the key itself were returned if `given` is true.
     """
 
     key: tuple[KeyValue, ...]
@@ -234,8 +243,8 @@ class Reached:
 class HeldBack:
     """A buffer for a sorted stream, which holds the rows of the last key until a larger key comes.
 
-    `names` are the columns of the key. Rows of one key beyond `bytes_max` are returned at once; until a
-    larger key comes, the stream can then not continue after `interrupt` (see `is_in_part`).
+    `names` are the columns of the key. If the rows of one key exceed `bytes_max`, they are returned at once.
+    Until a larger key comes, the stream can then not be continued (see `is_in_part`).
     """
 
     def __init__(self, names: Sequence[str], bytes_max: int = HELD_BYTES_MAX) -> None:
@@ -253,7 +262,7 @@ class HeldBack:
         return sum(int(batch.num_rows) for batch in self._held)
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Takes a batch; yields the rows that need not wait."""
+        """Takes a batch; yields the rows that need not wait for a larger key."""
         if not batch.num_rows:
             return
         yield from self._older() if self._key(batch, 0) == self._newest else self._all()
@@ -268,16 +277,16 @@ class HeldBack:
             yield from self._all()
 
     def end(self) -> Iterator[pa.RecordBatch]:
-        """Yields all held rows: later rows, if any, have larger keys."""
+        """Yields all held rows, because later rows have larger keys."""
         yield from self._all()
         if self._newest is not None:
             self.reached = Reached(self._newest, given=True)
         self._newest = None
 
     def interrupt(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows before the last key, and drops the rows of that key, which have to be read again.
+        """Yields the rows before the last key, and drops the rows of that key.
 
-        `reached` is then the position to continue from. See `is_in_part`.
+        The dropped rows have to be read again. `reached` is then the position from which to continue.
         """
         yield from self._older()
         if self._newest is not None:
@@ -286,7 +295,7 @@ class HeldBack:
 
     @property
     def is_in_part(self) -> bool:
-        """Returns whether some rows of the last key were already returned, so it cannot be read again."""
+        """Returns whether some rows of the last key were returned already: they must not be read again."""
         return self._newest is not None and self._newest == self._given_in_part
 
     @property
@@ -310,7 +319,7 @@ class HeldBack:
             yield last.slice(0, older)
 
     def _start_of_newest(self, batch: pa.RecordBatch) -> int:
-        """Returns the first row of the batch that has the last key, found by bisection."""
+        """Returns the position of the first row in the batch that has the last key, found by bisection."""
         low, high = 0, int(batch.num_rows) - 1
         if high and self._key(batch, high - 1) != self._newest:
             return high

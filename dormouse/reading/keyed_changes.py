@@ -1,7 +1,8 @@
 """The changes of a keyed table between two moments: each key whose newest row has other values, once.
 
-Only keys that a load added, or that a deletion matches, can have another newest row. They are sorted and
-looked up at both moments, a part at a time. A late load of an older row, or of an equal one, changes nothing.
+Only the keys of loaded rows, and keys that a deletion matches, can have another newest row. They are sorted
+and looked up at both moments, a portion at a time. A load of a row that is older than the key's newest row,
+or equal to it, changes nothing.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class KeyedChanges:
     till: Position
     interruption: Interruption
     schema: pa.Schema
-    """The wanted columns, then the kind of change; of a deleted key only the key columns are known."""
+    """The wanted columns and the kind of change. A deleted key has values only in the key columns."""
 
     def batches(
         self, files: Iterable[Sequence[Scan]], events: Sequence[PastEvent]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the changes, from the scans of added files and the events: deletions and restores.
+        """Yields the changes, computed from the added files and from events: deletions and restores.
 
-        Each item of `files` has scans that are read side by side.
+        Each item of `files` has scans that are read at the same time.
         """
         keys = Schema(self.context.schema.row_keys)
         with LeafSorter(keys, 1, by_leaf=False, memory_bytes=SORTED_BYTES) as sorter:
@@ -78,7 +79,7 @@ class KeyedChanges:
                 yield from self._compared(pa.Table.from_batches(some)).to_batches()
 
     def _keys_of(self, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
-        """Yields the keys that loads added; some occur more than once."""
+        """Yields the keys of all rows in added files. A key can occur more than once."""
         ctx, names = key_session(self.context.objects), self.context.schema.row_key_names
         with named_failures(self.context, scans, self._transform):
             plan = planned(
@@ -94,7 +95,10 @@ class KeyedChanges:
             yield from executed(self.context, plan, self.interruption)
 
     def _of_event(self, event: PastEvent) -> Iterator[pa.RecordBatch]:
-        """Yields the keys that a deletion matched at the earlier moment, or for a restore all keys."""
+        """Yields the keys that an event may have changed.
+
+        A deletion may have changed the keys that it matched at the earlier moment, a restore all keys.
+        """
         names = self.context.schema.row_key_names
         if isinstance(event, PastRestore):
             for at in (self.after, self.till):
@@ -120,7 +124,7 @@ class KeyedChanges:
         return self._changes(joined.filter(pa.array(self._other_values(joined, before, now))), now)
 
     def _other_values(self, joined: pa.Table, before: pa.Table, now: pa.Table) -> Flags:
-        """Returns which keys have other values at the later moment, or a row at only one of the moments."""
+        """Returns a flag for each key: true if its values differ at the two moments, or one lacks the key."""
         places = [joined[f"{name}_row"].combine_chunks() for name in (_AFTER, _TILL)]
         both = pc.and_(*(pc.is_valid(one) for one in places)).to_numpy(zero_copy_only=False)
         at = [one.filter(pa.array(both)) for one in places]
@@ -156,7 +160,7 @@ class KeyedChanges:
         return pa.concat_tables([self._of_stored(names).empty_table(), *found])
 
     def _ranges(self, keys: pa.Table) -> KeyRanges:
-        """Returns ranges that bound some keys, given in order, up to the first column with several values."""
+        """Returns ranges that contain the sorted keys, up to the first key column with several values."""
         ranges: dict[str, list[Range]] = {}
         for name in self.context.schema.row_key_names:
             values = keys[name].unique()
@@ -169,7 +173,7 @@ class KeyedChanges:
         return KeyRanges(ranges)
 
     def _newest(self, ranges: KeyRanges, at: Position, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the newest rows at a moment, without the table's filter."""
+        """Yields the newest row of each key in the ranges at a moment, even if the filter hides it."""
         if at.snapshot == BEFORE_ALL:
             return
         context, ctx = self.context, key_session(self.context.objects)
@@ -195,7 +199,10 @@ class KeyedChanges:
 
 
 def _among(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """Returns the rows that have one of some keys; works around joins not taking lists, maps or structs."""
+    """Returns the rows that have one of the given keys.
+
+    Joins do not accept lists, maps or structs, so only the keys and the row numbers are joined.
+    """
     numbers = pa.array(np.arange(rows.num_rows))
     there = rows.select(keys.column_names).append_column(_ROW, numbers)
     there = there.join(keys, keys.column_names, join_type="left semi")

@@ -19,7 +19,7 @@ from dormouse.reading.page_reads import KEPT
 from dormouse.reading.planner import Scan, bytes_of
 
 FOOTERS_MAX = 1_000
-"""The most files of one query whose footers are read to learn how new their rows are."""
+"""The most files of one query whose footers are read to learn the age of their rows."""
 _THREADS_MAX = 16
 WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """Types whose smallest and largest values are exact in a footer, as integers."""
@@ -29,7 +29,7 @@ WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 
 
 class NewestBounds(NamedTuple):
-    """The bounds of how new the rows of a file are: no row comes before `first` or after `last`.
+    """The limits of the age of a file's rows: no row is older than `first` or newer than `last`.
 
     Both have one number for each column that decides which row of a key is the newest.
     """
@@ -39,9 +39,10 @@ class NewestBounds(NamedTuple):
 
 
 def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
-    """Returns how new the rows of a file are, by `columns` of `WHOLE_NUMBERS`, named as in the file.
+    """Returns the smallest and largest values of the columns that decide which row is the newest.
 
-    Reads each footer once a process. Returns None if the file, a column or its statistics are missing.
+    `columns` have types of `WHOLE_NUMBERS`, and the names that they have in the file. A process reads each
+    footer once. Returns None if the file, a column or its statistics are missing.
     """
     key = (store.url, name, "newest", *columns)
     found: NewestBounds | None = KEPT.get(key)
@@ -65,10 +66,10 @@ class Layers:
     """Files of a keyed table, grouped by how the newest row of each key is found.
 
     - `alone`: no other file can have a key of the file, so each of its rows is the newest of its key.
-    - `large`: the large files of key ranges that also have small files. No two of them can have the same key.
-      A row counts if its key is in none of `small`.
+    - `large`: the large files of key ranges that also have small files. No two large files can have the same
+      key. A row counts if its key is in none of `small`.
     - `small`: the small files of these key ranges.
-    - `undecided`: those of `large` that may have a newer row than `small` has of the same key.
+    - `undecided`: the files of `large` that may have a newer row than `small` has for the same key.
     - `together`: files of other key ranges, whose rows must all be compared.
     """
 
@@ -80,9 +81,9 @@ class Layers:
 
 
 def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scans: Iterable[Scan]) -> Layers:
-    """Groups the files of a keyed table; reads the footers of files that overlap, once a process.
+    """Groups the files of a keyed table. A process reads the footer of each overlapping file once.
 
-    A large file whose footer cannot be read, or lacks statistics, is `undecided`.
+    A large file is `undecided` if its footer cannot be read or lacks statistics.
     """
     found = Layers()
     places: list[tuple[list[Scan], list[Scan]]] = []
@@ -106,9 +107,9 @@ def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scan
 
 
 def clusters(scans: Iterable[Scan]) -> Iterator[list[Scan]]:
-    """Yields scans in groups that may have keys in common; within one file each key occurs once.
+    """Yields scans in groups, in key order. Files of different groups have no key in common.
 
-    Groups come in key order. If the keys of a file are not known, all files are one group.
+    Within one file each key occurs once. If the keys of a file are not known, all files are one group.
     """
     listed = list(scans)
     if any(scan.min_key is None or scan.max_key is None for scan in listed):
@@ -152,7 +153,7 @@ def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
 def _bounds_of(
     store: ObjectStore, schema: Schema, properties: TableProperties, scans: Sequence[Scan]
 ) -> dict[str, NewestBounds]:
-    """Returns how new the rows of files are, for the files whose footers record it."""
+    """Returns the `NewestBounds` of files, by filename, for the files whose footers record them."""
     stored, newest_by = stored_schema(schema, properties), newest_first(properties)
 
     def bounds_of(scan: Scan) -> tuple[str, NewestBounds | None]:

@@ -23,7 +23,10 @@ _DEPTH_MAX = 32
 Struct = dict[int, Any]
 """A struct's fields by their numbers."""
 Kept = dict[int, tuple[int, Any]]
-"""A struct's fields with their kinds, so that it can be written again, including unknown fields."""
+"""A struct's fields by their numbers, with their Thrift types, so that it can be written again.
+
+It includes unknown fields.
+"""
 TEXTS_MAX = 256
 _CODED = (2, 8)
 _PLAIN = (0, 2)
@@ -49,9 +52,9 @@ class Reading:
         self.at = 0
 
     def struct(self, raw_list: int | None = None, depth: int = 0) -> Struct:
-        """Reads a struct's fields by their numbers.
+        """Returns the next struct as a dict of its fields by their numbers.
 
-        The list that has the number `raw_list` gives the bytes of each of its structs instead.
+        The field with the number `raw_list` is a list of structs, which are returned as undecoded bytes.
         """
         _check_depth(depth)
         found: Struct = {}
@@ -65,7 +68,7 @@ class Reading:
         return found
 
     def kept(self, depth: int = 0) -> Kept:
-        """Reads a struct with its kinds, so that `written` can make the bytes again."""
+        """Returns the next struct with the types of its fields, so that `written` can encode it again."""
         _check_depth(depth)
         found: Kept = {}
         for number, kind in self._fields():
@@ -73,7 +76,7 @@ class Reading:
         return found
 
     def _fields(self) -> Iterator[tuple[int, int]]:
-        """Yields the number and the kind of each field of a struct; the caller reads the value."""
+        """Yields the number and the type of each field of a struct. The caller reads the field's value."""
         number = 0
         while True:
             head = self._data[self.at]
@@ -155,7 +158,7 @@ def _check_depth(depth: int) -> None:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns a number, read as seven bits a byte, and the position after it."""
+    """Returns a varint, a number with seven bits in each byte, and the position after it."""
     found = shift = 0
     while True:
         byte = data[at]
@@ -167,12 +170,12 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def signed(number: int) -> int:
-    """Decodes a zigzag number."""
+    """Decodes a signed number from its zigzag form."""
     return (number >> 1) ^ -(number & 1)
 
 
 def varint(number: int) -> bytes:
-    """Encodes a number as seven bits a byte."""
+    """Encodes a number as a varint, with seven bits in each byte."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -187,17 +190,17 @@ def zigzag(number: int) -> bytes:
 
 
 def text(data: bytes) -> bytes:
-    """Encodes bytes, preceded by their length."""
+    """Encodes bytes with their length in front."""
     return varint(len(data)) + data
 
 
 def listed(count: int, kind: int) -> bytes:
-    """Encodes the header of a list of `count` values of a kind."""
+    """Encodes the header of a list of `count` values; `kind` is their Thrift type."""
     return bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
 
 
 def written(struct: Kept) -> bytes:
-    """Encodes a struct that was read with `Reading.kept`."""
+    """Encodes a struct that `Reading.kept` returned."""
     out = []
     last = 0
     for number, (kind, value) in struct.items():
@@ -228,15 +231,15 @@ MAGIC = b"PAR1"
 _DATA_PAGE_V2 = 3
 BYTE_ARRAY = 6
 _TEXT_BYTES = 5
-"""The bytes that a text takes in memory beside its own: its offset, and whether it is null."""
+"""The bytes of memory that a text takes in addition to its characters: its offset, and its null flag."""
 _VALUE_BYTES = {0: 1, 1: 5, 2: 9, 4: 5, 5: 9}
-"""The bytes that a number takes in memory, by its physical type, including whether it is null."""
+"""The bytes of memory that a number takes with its null flag, by Parquet's number of its type."""
 _DECIMAL_BYTES = 17
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
-"""A PageLocation; all writers write its three fields, in this order."""
+"""A pattern of a serialized PageLocation. All writers write its three fields, in this order."""
 Reader = Callable[[int, int], bytes]
-"""Returns that many bytes of the file from an offset; the arguments are the offset and the count."""
+"""A function of an offset and a count, which returns that many bytes of the file from the offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +258,10 @@ class Pages:
 class Chunk:
     """A column in a row group.
 
-    `schema` is the bytes of its element in the file's schema. `metadata` is the bytes of its type,
-    encodings, path and codec; `codec` is the codec's number.
+    `schema` has the bytes of the column's element in the file's schema. `metadata` has the bytes of its type,
+    encodings, path and codec; `codec` is the number of the codec. `dictionary`, `offset_index` and
+    `column_index` are positions and lengths in the file. `bounds` are the smallest and largest value,
+    encoded.
     """
 
     name: str
@@ -283,7 +288,7 @@ class RowGroup:
 
 
 def footer_bytes(tail: bytes) -> int:
-    """Returns the length of the footer, which lies before the last eight bytes of a file."""
+    """Returns the length of the footer; `tail` ends with the last eight bytes of the file."""
     if tail[-4:] != MAGIC:
         raise NotUnderstood("no Parquet file, or one that is encrypted")
     return int.from_bytes(tail[-8:-4], "little")
@@ -298,7 +303,7 @@ def row_groups(footer: bytes) -> list[RowGroup]:
 
 
 def pages(index: bytes, row_count: int) -> Pages:
-    """Returns the pages of an offset index."""
+    """Returns the pages that an offset index describes."""
     reading = Reading(index)
     count = reading.locations()
     found, at = [], reading.at
@@ -317,7 +322,10 @@ def _integers(texts: Iterable[bytes]) -> array[int]:
 
 @lru_cache(maxsize=256)
 def _first_rows(texts: tuple[bytes, ...], row_count: int) -> array[int]:
-    """Decodes the first rows of pages; cached, as the columns of a row group mostly have the same."""
+    """Returns the decoded first rows of pages, followed by `row_count`.
+
+    The result is cached, since most columns of a row group have the same first rows.
+    """
     found = _integers(texts)
     found.append(row_count)
     return found
@@ -330,12 +338,12 @@ def page_header(data: bytes) -> tuple[Struct, int]:
 
 
 def struct_of(data: bytes) -> Struct:
-    """Returns the fields of a struct that starts at the first byte."""
+    """Returns the fields of the struct at the beginning of `data`."""
     return Reading(data).struct()
 
 
 def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Returns the smallest and largest values of the pages of a column without null pages."""
+    """Returns the smallest values and the largest values of a column's pages; no page may be all null."""
     found = struct_of(index)
     if any(found[1]):
         raise NotUnderstood("a page of a key without values")
@@ -343,9 +351,9 @@ def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
 
 
 def _elements(raw: list[bytes]) -> dict[str, tuple[bytes, bool]]:
-    """Returns the bytes of each column's schema element, and whether the column may be null.
+    """Returns for each column the bytes of its schema element, and whether the column may be null.
 
-    Each column must lie directly below the root and have at most one value a row.
+    Each column must lie directly below the root and have at most one value in each row.
     """
     found: dict[str, tuple[bytes, bool]] = {}
     for element in raw[1:]:
@@ -382,7 +390,7 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
 
 
 def _values_bytes(chunk: Struct, row_count: int) -> int | None:
-    """Returns the size of a column's values in memory; None for texts whose size is not recorded."""
+    """Returns the size of a column's values in memory; None for texts if the file does not record it."""
     if chunk[1] != BYTE_ARRAY:
         return row_count * _VALUE_BYTES.get(chunk[1], _DECIMAL_BYTES)
     return int(chunk[16][1]) + row_count * _TEXT_BYTES if 16 in chunk and 1 in chunk[16] else None
@@ -411,7 +419,7 @@ class Part:
 
 
 def small_file(parts: list[Part], row_count: int) -> bytes:
-    """Makes a Parquet file of `row_count` rows from pages of another file that have the same rows."""
+    """Returns a Parquet file made of pages of another file; the pages of each part have `row_count` rows."""
     body = [MAGIC]
     at = len(MAGIC)
     chunks = []
@@ -447,7 +455,7 @@ def small_file(parts: list[Part], row_count: int) -> bytes:
 
 
 def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
-    """Returns a dictionary's values as a data page (version 2), and their number."""
+    """Returns a dictionary's values encoded as a data page (version 2), and the number of values."""
     header, at = page_header(dictionary)
     count = header[7][1]
     levels = varint(count << 1) + b"\x01" if is_optional else b""
@@ -472,7 +480,10 @@ def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
 
 
 class CodedPage(NamedTuple):
-    """A page of indexes into a dictionary, each of `width` bits; `levels` has which rows are not null."""
+    """A page whose values are indexes into a dictionary, each of `width` bits.
+
+    `levels` encodes the rows that are not null; None for a column that has no nulls.
+    """
 
     width: int
     places: bytes
@@ -488,7 +499,7 @@ class CodedPage(NamedTuple):
 
 
 def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
-    """Returns a data page of `row_count` rows; None when its values are not in a dictionary."""
+    """Returns a data page, which must have `row_count` rows; None when its values are not in a dictionary."""
     header, at = page_header(data)
     packed = data[at : at + header[3]]
     old, new = header.get(5), header.get(8)
@@ -511,7 +522,7 @@ def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
 
 
 def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
-    """Returns a dictionary's values if reading them here is faster than through pyarrow, else None."""
+    """Returns a dictionary's values; None if pyarrow reads them faster or this module cannot decode them."""
     kind = _kind(chunk.schema)
     header, at = page_header(data)
     count, encoding = header[7][1], header[7][2]
@@ -534,7 +545,7 @@ def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
 
 @lru_cache(maxsize=1_024)
 def _kind(schema: bytes) -> pa.DataType | None:
-    """Returns the Arrow type that pyarrow gives a column; None if its logical type is not supported here."""
+    """Returns the Arrow type that pyarrow would give a column; None for an unsupported logical type."""
     said = struct_of(schema)
     if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
         return pa.string() if 6 in said or 10 in said else pa.binary()
@@ -550,7 +561,7 @@ def _unpacked(data: bytes, codec: int, size: int) -> bytes:
 
 
 def _item(data: bytes, width: int, number: int) -> int:
-    """Returns the value numbered `number` in Parquet's hybrid encoding of runs and bit-packed values."""
+    """Returns item `number` of a sequence in Parquet's hybrid encoding of runs and bit-packed values."""
     at = 0
     while True:
         head, at = read_varint(data, at)
@@ -566,7 +577,7 @@ def _item(data: bytes, width: int, number: int) -> int:
 
 
 def _ones(data: bytes, count: int) -> int:
-    """Returns how many of the first bits are set."""
+    """Returns the number of set bits among the first `count` bits."""
     found = at = 0
     while count:
         head, at = read_varint(data, at)

@@ -1,7 +1,7 @@
-"""Look-ups of one key in a sorted Parquet file, which read only the pages that can have it.
+"""Look-ups of one key in a sorted Parquet file, which read only the pages that can have the key.
 
-pyarrow decodes the pages, as a small file that is made of them. Files never change, so the positions of their
-pages are cached in memory for all queries of the process.
+The pages are copied into a small Parquet file in memory, which pyarrow decodes. Files never change, so the
+positions of their pages are cached in memory for all queries of the process.
 """
 
 from __future__ import annotations
@@ -55,21 +55,24 @@ from dormouse.settings.process import machine_bytes
 from dormouse.state.context import TableContext
 
 PAGES_MAX = 4
-"""The most pages of a column that a look-up reads for one key; a query engine reads more rows faster."""
+"""The most pages of a column that a look-up reads for one key. A query engine reads more pages faster."""
 ROWS_MAX = 32_768
 """The most rows of a column that are decoded for one key.
 
 Pages have many more rows in files of earlier releases and of other writers.
 """
 FOUND_MAX = 256
-"""The most rows of one key: each is read by itself where its column has a dictionary."""
+"""The most rows of one key that a look-up reads.
+
+It reads each row by itself if the column has a dictionary, so a query engine reads more rows faster.
+"""
 _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 _FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
 """The errors that a damaged file can cause, since its numbers can be anything."""
 KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)
 _ITEM_BYTES = 1_000
-"""About the overhead in memory of a cached item."""
+"""The approximate memory that a cached item takes in addition to its bytes."""
 _GAP_BYTES_MAX = 1024 * 1024
 """The largest gap between two spans that is read instead of skipped, in an object that is not on this
 machine.
@@ -79,14 +82,14 @@ _LOCAL_TAIL, _FAR_TAIL = 16 * 1024, 256 * 1024
 Span = tuple[int, int]
 """The position of a span of bytes in a file, and its length."""
 FILES_MAX = 16
-"""The most files of a group of leaves; a query engine merges more files faster."""
+"""The most files of a group of leaves for a look-up. A query engine merges more files faster."""
 
 
 # Parquet files that are read in parts, and the cache of what is known of them; files never change.
 
 
 class OpenFile:
-    """An object that is read in parts. `mark` identifies the object and its content."""
+    """An object that is read in parts. `mark` identifies the object and its content, as a cache key."""
 
     def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
         self._store, self._name, self._descriptor = store, name, descriptor
@@ -175,13 +178,13 @@ class KnownFile:
         return cls(row_groups(tail[-footer:-TAIL_BYTES]), tail, at)
 
     def part(self, source: OpenFile, span: Span) -> bytes:
-        """Returns a span of bytes, mostly from what was read with the footer."""
+        """Returns the bytes of a span, from those that were read together with the footer if possible."""
         at = span[0] - self.tail_from
         return self.tail[at : at + span[1]] if at >= 0 else source.read([span])[0]
 
 
 class Kept:
-    """A cache of what is known of files and of their dictionaries; drops least recently used items."""
+    """A cache of the metadata and dictionaries of files. It drops the least recently used items."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
@@ -222,7 +225,7 @@ KEPT = Kept()
 
 
 def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
-    """Returns whether `rows_of` can find rows by these keys and read these columns."""
+    """Returns whether `rows_of` supports these keys and columns, by their types."""
     return all(one.type in (*_NUMBERS, *_TEXTS) for one in keys) and not any(
         one.type.is_nested for one in columns
     )
@@ -233,8 +236,8 @@ def rows_of(
 ) -> list[pa.RecordBatch] | None:
     """Returns the rows of a table's file that have a key, in the file's order.
 
-    `key` has the values, as Arrow takes them, of the first row key or of the first few. The file is sorted by
-    its row keys and has these columns, which `can_look_up` accepts.
+    `key` has the values, as Arrow takes them, of the first row key or of the first few row keys. The file is
+    sorted by its row keys and has these columns, which `can_look_up` accepts.
 
     Returns None when a query engine has to read the file. This includes an object that does not exist, is
     damaged, or has a size other than `byte_count`: the engine's reader then raises the error.
@@ -285,7 +288,7 @@ def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
 
 
 class _Rows(NamedTuple):
-    """A span of rows in a row group: the first, and the first after them."""
+    """A span of rows in a row group: its first row, and the first row after it."""
 
     start: int
     end: int
@@ -301,7 +304,7 @@ class _Fetched:
     data: bytes
 
     def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
-        """Returns the bytes of the pages that have some rows, and the span of all rows in these pages."""
+        """Returns the bytes of the pages that contain `rows`, and the span of all rows in these pages."""
         first, end = _pages_of(self.pages, rows)
         offsets, start = self.pages.offsets, self.pages.offsets[self.first]
         till = offsets[end - 1] + self.pages.sizes[end - 1]
@@ -310,12 +313,15 @@ class _Fetched:
 
 
 def _pages_of(column: Pages, rows: _Rows) -> tuple[int, int]:
-    """Returns the number of the first page that has some of the rows, and of the first page after them."""
+    """Returns the numbers of the first page with some of `rows`, and of the first page after them."""
     return bisect_right(column.first_rows, rows.start) - 1, bisect_left(column.first_rows, rows.end)
 
 
 class _Lookup:
-    """A look-up in one file: it reads the pages of the keys, then, if needed, those of other columns."""
+    """A look-up of one key in one file.
+
+    It reads pages of the key columns first. Pages of other columns follow only if the key is found.
+    """
 
     def __init__(
         self, file: KnownFile, source: OpenFile, key: Mapping[Field, Any], columns: Sequence[str]
@@ -373,7 +379,10 @@ class _Lookup:
         return pa.RecordBatch.from_arrays([copied[name] for name in self._columns], names=self._columns)
 
     def _candidates(self, number: int) -> _Rows | None:
-        """Returns the rows of the pages that may have the first key; None if there are none."""
+        """Returns the rows of the pages that may have the first key; None without any.
+
+        `number` is the number of the row group.
+        """
         chunk = self._file.groups[number].chunks[self._first.name]
         found = self._file.bounds.get(number)
         if found is None:
@@ -400,7 +409,7 @@ class _Lookup:
         return found
 
     def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
-        """Returns the pages of columns that have some rows, and caches a remote object's dictionaries."""
+        """Returns the pages of each column that contain `rows`; caches a remote object's dictionaries."""
         group, spans, wanted = self._file.groups[number], [], []
         for name in names:
             chunk = group.chunks[name]
@@ -422,13 +431,13 @@ class _Lookup:
         return {one[0].name: _Fetched(*one, found) for one, found in zip(wanted, data, strict=False)}
 
     def _whole(self, number: int, fetched: _Fetched, rows: _Rows) -> tuple[Part, _Rows]:
-        """Returns the pages of a key, with the dictionary that they may need."""
+        """Returns a key column's pages that contain `rows`, with their dictionary, and the pages' rows."""
         chunk = fetched.chunk
         data, has = fetched.of(rows)
         return Part(chunk, self._dictionary(number, chunk) if chunk.dictionary else b"", data), has
 
     def _coded(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
-        """Returns some rows of a page whose values are in a dictionary; None for another page."""
+        """Returns the values of `rows` if the page's values are in a dictionary, otherwise None."""
         chunk = fetched.chunk
         if not chunk.dictionary:
             return None
@@ -446,7 +455,10 @@ class _Lookup:
         )
 
     def _dictionary(self, number: int, chunk: Chunk) -> Any:
-        """Returns the values of a column's dictionary; for a key, its bytes as they are in the file."""
+        """Returns the values of a column's dictionary.
+
+        For a key column, returns the encoded bytes instead.
+        """
         found = self._known(number, chunk)
         if found is None and chunk.dictionary:
             found = self._note(number, chunk, self._source.read([chunk.dictionary])[0])
@@ -468,12 +480,12 @@ class _Lookup:
         return made
 
     def _decoded(self, bound: bytes) -> Any:
-        """Returns a bound of the index as a value that compares as the key does."""
+        """Returns a bound of the page index as a value that can be compared with the wanted key."""
         return int.from_bytes(bound, "little", signed=True) if self._first.type in _NUMBERS else bound
 
 
 def _as_in_index(key: Field, value: pa.Scalar) -> Any:
-    """Returns a key's value as a value that compares with a decoded bound."""
+    """Returns the wanted key's value as a value that can be compared with a decoded bound."""
     if key.type in (INT, LONG):
         return value.as_py()
     if key.type in _NUMBERS:
@@ -482,7 +494,7 @@ def _as_in_index(key: Field, value: pa.Scalar) -> Any:
 
 
 def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[str, pa.Array]:
-    """Returns some rows of columns; decodes pages that have the same rows together."""
+    """Returns the values of `rows` in each column. Pages that have the same rows are decoded together."""
     alike: dict[_Rows, list[Part]] = defaultdict(list)
     for part, has in parts.values():
         alike[has].append(part)
@@ -494,7 +506,7 @@ def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[
 
 
 def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
-    """Decodes pages; those of each part have `row_count` rows."""
+    """Returns the values of each column, decoded from its pages, which have `row_count` rows."""
     with pq.ParquetFile(pa.BufferReader(small_file(parts, row_count)), pre_buffer=False) as reading:
         table = reading.read(use_threads=False)
     if table.num_rows != row_count:
@@ -509,11 +521,11 @@ def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
 def looked_up(
     context: TableContext, schema: Schema, question: Question, transform: Transform, scans: Sequence[Scan]
 ) -> Iterable[pa.RecordBatch] | None:
-    """Returns the rows of some files, in key order, with the keys and the columns of the question.
+    """Returns the rows of some files that have one key, read without a query engine, in key order.
 
-    Of a keyed table these are the newest rows of each key, without marks of deletion. Returns None when a
-    query engine has to read the rows: if more than a key is wanted, and for a table that aggregates rows or
-    hides some by their age.
+    The rows have the keys and the columns of the question. In a keyed table they are the newest rows of each
+    key, without marks of deletion. Returns None when a query engine has to read the rows. It does so if more
+    than one key is wanted, and if the table aggregates rows or hides some by their age.
     """
     keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
     if not all(keys) or question.conditions or transform.aggregates or transform.age_off:
@@ -550,7 +562,7 @@ def looked_up(
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
-    """Returns the values of the leading row keys of a file's wanted rows, if only one key is wanted."""
+    """Returns the values of the leading row keys, if the scan wants one key only; otherwise an empty dict."""
     if len(scan.slices) != 1:
         return {}
     wanted = scan.slices[0]

@@ -1,11 +1,11 @@
-"""The planner of queries: which files a query reads, and which rows of each.
+"""The planner of queries: it determines the files that a query reads, and the wanted rows of each.
 
-It is a pure function of the partition tree, the file references and the query. A row of a file counts where
-the file has a reference: in the leaves of its references' partitions. Each file is read once for each group
-of leaves, restricted to those leaves. A row lies in one leaf, so it is returned once.
+It is a pure function of the partition tree, the file references and the query. A row of a file counts if a
+partition that contains the row's key refers to the file. Each file is read once for each group of leaves,
+restricted to those leaves. A row lies in one leaf, so it is returned once.
 
-A query of many leaves is planned in pages. `first_page` finds how far the next leaves reach on the first row
-key; the wanted keys up to there are planned as a query of their own.
+A query of many leaves is planned in pages. `first_page` finds the value of the first row key at which the
+page ends. The wanted keys below it are planned as a query of their own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from dormouse.reading.where import Deletion
 
 NO_NODE = -1
-"""The `home` of a file with rows of several partitions: `home` is the only partition with its rows."""
+"""The value of `home` for a file with rows of several partitions.
+
+For other files, `home` is the only partition that has rows of the file.
+"""
 _FILENAME = attrgetter("filename")
 
 
 class Reach:
-    """A set of deletions, which finds those that apply to a file."""
+    """A set of deletions, and a search for those that apply to a file."""
 
     def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
         self._schema = schema
@@ -47,8 +50,8 @@ class Reach:
     ) -> tuple[Deletion, ...]:
         """Returns the deletions that apply to a file whose keys lie from `min_key` to `max_key`.
 
-        Deletions up to the number `till` apply only if they are in `left`: the file still has rows that they
-        match.
+        Deletions with numbers up to `till` were checked before. They apply only if they are in `left`, which
+        lists those that still match rows of the file.
         """
         return tuple(
             one
@@ -65,7 +68,10 @@ def may_hold(
     ranges: KeyRanges,
     corners: tuple[bytes, bytes] | None = None,
 ) -> bool:
-    """Returns whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges."""
+    """Returns whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges.
+
+    `corners` is the result of `corners_of` for the ranges, if the caller has it.
+    """
     if ranges.is_empty:
         return False
     if min_key is None or max_key is None:
@@ -84,7 +90,10 @@ def may_hold(
 
 
 def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
-    """Returns the smallest and the largest key, or prefix of a key, that the wanted keys can have."""
+    """Returns the smallest and the largest possible key in the ranges.
+
+    It is only the beginning of a key if a range of a later row key is open.
+    """
     enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
     return tuple(  # type: ignore[return-value]
         encode_key(
@@ -96,7 +105,10 @@ def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
 
 
 def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
-    """Yields the smallest and largest value of the leading row keys, as far as whole keys determine them."""
+    """Yields names of leading row keys, with the smallest and largest value that the rows can have.
+
+    It ends after the first row key whose two values differ, because later ones can have any value.
+    """
     lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
     for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
         yield key.name, low, high
@@ -105,9 +117,10 @@ def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str
 
 
 class PlannedReference(NamedTuple):
-    """A reference with what is known of its file; `only`: the file has rows of this partition alone.
+    """A reference of a partition to a file, with the known facts of the file.
 
-    Deletions up to the number `deletions_till` do not apply to the file, except those in `deletions_left`.
+    `only` is true if the file has rows of this partition alone. Deletions up to the number `deletions_till`
+    do not apply to the file, except those in `deletions_left`.
     """
 
     partition_id: str
@@ -124,9 +137,9 @@ class PlannedReference(NamedTuple):
 class Scan:
     """A file and its wanted rows: those in any of `slices`, which are disjoint.
 
-    `partition_id` is a partition that refers to it. `byte_count` is its size, None or 0 if not known. Rows
-    that match the `deletions` are left out; deletions up to `deletions_till` are of this file alone. The
-    file's keys lie from `min_key` to `max_key`, if known.
+    `partition_id` is a partition that refers to the file. `byte_count` is the file's size, None or 0 if not
+    known. Rows that match one of `deletions` are left out. Deletions up to the number `deletions_till` are
+    known to match rows of this file. The file's keys lie from `min_key` to `max_key`, if known.
     """
 
     filename: str
@@ -145,7 +158,7 @@ class Scan:
 
 
 class Way(NamedTuple):
-    """The properties that scans must share to be read together; `kind` is the caller's own."""
+    """The properties that files must share to be read in one scan; the caller chooses `kind`."""
 
     slices: tuple[KeyRanges, ...]
     deletions: tuple[Deletion, ...]
@@ -153,12 +166,12 @@ class Way(NamedTuple):
 
 
 def bytes_of(scans: Iterable[Scan]) -> int:
-    """Returns the known bytes of files; a file counts each time that it is read."""
+    """Returns the sum of the known sizes of files. A file with several scans counts in each."""
     return sum(scan.byte_count or 0 for scan in scans)
 
 
 def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, list[Scan]]:
-    """Groups scans that share slices, deletions and kind, so that an engine reads them together, in order."""
+    """Returns scans grouped by slices, deletions and kind, in order: an engine reads a group together."""
     found: dict[Way, list[Scan]] = defaultdict(list)
     for scan in scans:
         found[Way(scan.slices, scan.deletions, kind(scan))].append(scan)
@@ -167,7 +180,11 @@ def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, lis
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """A count of what a query reads; `files_pruned` have no wanted row by their smallest and largest keys."""
+    """The numbers of partitions, files and bytes that a query reads.
+
+    `files_pruned` counts the files that are skipped, because their smallest and largest keys exclude wanted
+    rows.
+    """
 
     partitions: int
     partitions_total: int
@@ -177,7 +194,7 @@ class PlanSummary:
 
 
 class SharedFile(NamedTuple):
-    """A file that other pages of the plan may read too: whether this page reads it, and its bytes."""
+    """A file that other pages of the plan may read too; `is_read` is true if this page reads it."""
 
     is_read: bool
     byte_count: int
@@ -188,10 +205,10 @@ class SharedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """Scans in groups: every row of a group sorts before every row of the next.
+    """The plan of one page: scans in groups. Every row of a group sorts before every row of the next group.
 
-    `summary` includes the `shared` files. `numbers` are the groups' numbers within the page, where groups
-    without files are left out.
+    `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
+    of the groups in the page, where groups without files are left out.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
@@ -207,9 +224,10 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The wanted keys of some leaves and of the partitions above them; `rest` has the wanted keys after them.
+    """A part of a query that is planned at once: some leaves and the partitions above them.
 
-    Planned `in_key_order` a page has many groups; otherwise one, so that each file is read once. If the
+    `wanted` has the wanted keys of each partition, and `rest` the wanted keys after the page. With
+    `in_key_order` the plan has many groups. Otherwise it has one, so that each file is read once. If the
     reader filters rows again (`filtered_again`), a file with rows of one leaf alone is read whole.
     """
 
@@ -226,14 +244,14 @@ class Page:
 
 
 def whole_page(tree: PartitionTree, ranges: KeyRanges, *, in_key_order: bool = True) -> Page:
-    """Returns one page with everything wanted."""
+    """Returns one page that contains the whole query."""
     return Page(tree, {node: wanted for node, wanted, _ in _walk(tree, ranges)}, in_key_order=in_key_order)
 
 
 def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
-    """Returns a page of the first leaves in key order, about `leaves_max` of them.
+    """Returns a page of about the first `leaves_max` leaves in key order.
 
-    The page ends at a split on the first row key, so all of its rows sort before all of the rest.
+    The page ends at a split on the first row key, so its rows sort before all rows of the rest.
     """
     first = tree.schema.row_keys[0].name
     # leaves that were split on a later key may begin before the page does
@@ -251,7 +269,10 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
 
 
 def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
-    """Plans a page, from the references on its partitions and the deletions that may match its rows."""
+    """Returns the plan of a page.
+
+    `references` are those of the page's partitions. `deletions` are the ones that may match wanted rows.
+    """
     planner = _Planner(page)
     reach = Reach(page.tree.schema, deletions)
     scans: dict[int, list[Scan]] = defaultdict(list)
@@ -281,7 +302,7 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
 
 
 def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
-    """Returns the sum of a query's page plans; a file that is on several pages counts once."""
+    """Returns the sum of the summaries of a query's pages; a file that is on several pages counts once."""
     shared: dict[str, SharedFile] = {}
     partitions = total = files = pruned = byte_count = 0
     for one in plans:
@@ -300,7 +321,7 @@ def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
 
 
 class _Own(NamedTuple):
-    """The wanted keys of the files that have rows of one leaf alone."""
+    """A leaf, its group, and the wanted keys of the files that have rows of this leaf alone."""
 
     leaf: int
     group: int
@@ -322,7 +343,10 @@ class _Planner:
         self._owns: dict[str, _Own] = {}
 
     def scans(self, references: Sequence[PlannedReference]) -> list[tuple[int, Scan]]:
-        """Returns a file's scans with their group numbers: one for each group in which it has wanted rows."""
+        """Returns a file's scans with their group numbers: one for each group in which it has wanted rows.
+
+        `references` are all references to the file.
+        """
         file = references[0]
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
         if own is not None:  # the case of nearly all files
@@ -336,7 +360,7 @@ class _Planner:
         return own is None or self.tree.schema.row_keys[0].name in own.wanted
 
     def _own(self, partition_id: str) -> _Own | None:
-        """Returns the wanted keys of the files of one leaf alone; None for a partition that is no leaf."""
+        """Returns the wanted keys of files that have rows of this leaf alone; None for another partition."""
         found = self._owns.get(partition_id)
         if found is None:
             node = self.tree.node(partition_id)
@@ -361,7 +385,7 @@ class _Planner:
                 yield group, _scan(file, tuple(slices))
 
     def _leaves_of(self, node: int) -> Iterator[int]:
-        """Yields the leaves with wanted rows at or below a partition."""
+        """Yields the leaves with wanted rows below a partition, or the partition if it is such a leaf."""
         stack = [node]
         while stack:
             at = stack.pop()
@@ -371,7 +395,7 @@ class _Planner:
                 stack.extend(self.tree.children(at) or ())
 
     def _cover(self, leaves: set[int]) -> list[int]:
-        """Returns the fewest partitions whose leaves with wanted rows are exactly these."""
+        """Returns the fewest partitions whose leaves with wanted rows are exactly `leaves`."""
         covered = Counter(node for leaf in leaves for node in _upwards(self.tree, leaf))
         full = {node for node, count in covered.items() if count == self.leaves_below[node]}
         return sorted(node for node in full if self.tree.parent(node) not in full)
@@ -384,7 +408,7 @@ class _Planner:
         return found
 
     def _of_region(self, node: int, home: int) -> KeyRanges:
-        """Returns the ranges that separate a file's rows of this partition from its other rows."""
+        """Returns the region of a partition as ranges; empty if all rows of the file lie in one partition."""
         if home != NO_NODE:
             return KeyRanges()
         return KeyRanges.of(self.tree.region_of(node))
@@ -423,7 +447,8 @@ def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
 def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
     """Yields the partitions that can hold wanted rows: parents before children, left before right.
 
-    Each comes with its wanted keys, and with the first row key at which it begins if a split set one.
+    Each item has the partition, its wanted keys, and the value of the first row key at which it begins. The
+    value is None if no split on the first row key bounds the partition below.
     """
     first = tree.schema.row_keys[0].name
     stack: list[tuple[int, KeyRanges, KeyValue | None]] = []

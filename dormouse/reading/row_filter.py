@@ -1,4 +1,4 @@
-"""The rows of files that count, as one filter for all engines: slices, deletions and conditions.
+"""The conditions that select the rows of files, as one filter for all engines: slices, deletions, conditions.
 
 A filter is a tree of tests on columns, made only from a plan and a question. `rendered` turns it into an
 expression of an engine, which supplies its language's form of each node. `PLAIN` is an engine that tests rows
@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class InRanges:
-    """A test that a column lies in one of some ranges, each of which has an end; false without ranges."""
+    """A test that a column lies in at least one of `ranges`. Without ranges it is false.
+
+    Each range is bounded below, above, or on both sides.
+    """
 
     field: Field
     ranges: tuple[Range, ...]
@@ -43,14 +46,14 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A test that a row meets all parts; true without parts."""
+    """A test that a row meets all of `parts`. Without parts it is true."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Some:
-    """A test that a row meets any of the parts, of which there is at least one."""
+    """A test that a row meets at least one of `parts`, of which there is at least one."""
 
     parts: tuple[Filter, ...]
 
@@ -64,7 +67,7 @@ class Fails:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An expression of one engine, such as a test of which file a row comes from."""
+    """An expression written for one engine, such as a test of the file from which a row comes."""
 
     expression: Any
 
@@ -105,14 +108,14 @@ def remains(
 ) -> Filter:
     """Returns the filter of rows that no deletion matches.
 
-    `where` returns the filter of the rows to which a deletion applies.
+    `where` returns the filter of the rows to which a deletion applies, such as the rows of some files.
     """
     gone = [every([where(one), is_of(schema, one)]) for one in deletions]
     return Fails(some(gone)) if gone else EVERY_ROW
 
 
 def after(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Filter:
-    """Returns the filter of rows that come after a key in the order of these fields, or have it."""
+    """Returns the filter of rows that sort after `key` by `fields`; with `inclusive` also rows of the key."""
     first = InRanges(fields[0], (Range(key[0]),))
     beyond = InRanges(fields[0], (Range(key[0], min_inclusive=False),))
     if len(fields) == 1:
@@ -124,12 +127,14 @@ def after(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) 
 def parted(
     deletions: Sequence[Deletion], *, hides: bool
 ) -> tuple[tuple[Deletion, ...], tuple[Deletion, ...]]:
-    """Divides the deletions of a keyed table's file: those whose rows still hide older rows, and the rest.
+    """Divides the deletions of a keyed table's file into two groups.
 
-    Rows that the rest matches are left out when the file is read. `hides` is true if a column decides which
-    row of a key is the newest. An older row may then be in a file that came later, to which the deletion does
-    not apply; the deleted row must still hide it. Without `hides`, the deletion also applies to all older
-    rows. Rows removed by an erasure hide nothing.
+    A row that a deletion of the first group matches must still be read, because it hides older rows of its
+    key. A row that the second group matches is left out when the file is read.
+
+    `hides` is true if a column decides which row of a key is the newest. An older row may then be in a file
+    that came later, to which the deletion does not apply. So the deleted row must hide it. Without `hides`,
+    the deletion also applies to all older rows. Rows removed by an erasure hide nothing.
     """
     hiding = tuple(one for one in deletions if hides and not one.is_erasure)
     return hiding, tuple(one for one in deletions if not hides or one.is_erasure)
@@ -149,22 +154,22 @@ def some(parts: Sequence[Filter]) -> Filter:
 
 
 class Engine(Protocol[T]):
-    """A language in which filters are rendered; `T` is the type of its expressions."""
+    """A language into which filters are translated; `T` is the type of its expressions."""
 
     def always(self, value: bool) -> T:
-        """Returns true or false, for each row."""
+        """Returns an expression that has this value for each row."""
         ...
 
     def among(self, field: Field, values: Sequence[Any]) -> T:
-        """Returns a test that a column has one of some values, at least one."""
+        """Returns a test that a column has one of `values`, which are not empty."""
         ...
 
     def compared(self, field: Field, sign: str, value: Any) -> T:
-        """Returns a test that a column is `<`, `<=`, `>` or `>=` a value."""
+        """Returns a test that compares a column with a value; `sign` is `<`, `<=`, `>` or `>=`."""
         ...
 
     def within(self, field: Field, item: Range) -> T:
-        """Returns a test that a column lies in a range that has an end and more than one value."""
+        """Returns a test that a column lies in a range, which is bounded and has more than one value."""
         low, high = (">=" if item.min_inclusive else ">"), ("<=" if item.max_inclusive else "<")
         ends = [(low, item.min), (high, item.max)]
         return self.all_of([self.compared(field, sign, end) for sign, end in ends if end is not None])
@@ -178,11 +183,11 @@ class Engine(Protocol[T]):
         ...
 
     def all_of(self, parts: Sequence[T]) -> T:
-        """Returns a test that all parts are true; there is at least one."""
+        """Returns a test that all of `parts` are true; `parts` is not empty."""
         return joined(parts, and_)
 
     def any_of(self, parts: Sequence[T]) -> T:
-        """Returns a test that any part is true; there is at least one."""
+        """Returns a test that at least one of `parts` is true; `parts` is not empty."""
         return joined(parts, or_)
 
     def fails(self, part: T) -> T:
@@ -190,7 +195,7 @@ class Engine(Protocol[T]):
         ...
 
     def given(self, expression: Any) -> T:
-        """Returns an expression that was written for this engine, unchanged."""
+        """Returns the expression of a `Given` node unchanged, since it was written for this engine."""
         found: T = expression
         return found
 
@@ -237,7 +242,10 @@ Judged = Callable[[Row], bool | None]
 
 
 class _Plain(Engine[Judged]):
-    """An engine that tests rows in Python: an expression is a function of a row, a mapping by name."""
+    """An engine that tests rows in Python.
+
+    An expression is a function that takes a row, a dict by column name.
+    """
 
     def always(self, value: bool) -> Judged:
         return lambda row: value
@@ -270,12 +278,12 @@ class _Plain(Engine[Judged]):
 
 
 def _decided(by: bool, values: Sequence[bool | None]) -> bool | None:
-    """Returns `by` if any value is `by`; else None if any value is unknown; else the opposite of `by`."""
+    """Returns `by` if any value is `by`; else None if any value is None; else `not by`."""
     return by if by in values else None if None in values else not by
 
 
 def _place(value: Any) -> tuple[bool, Any]:
-    """Returns a sort key for a value, in the order of its column."""
+    """Returns a sort key of a value, which sorts as the values of a column do: NaN last."""
     is_nan = isinstance(value, float) and math.isnan(value)
     return is_nan, 0.0 if is_nan else value
 

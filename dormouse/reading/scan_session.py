@@ -71,9 +71,9 @@ if TYPE_CHECKING:
 
 END_SECONDS_MAX = 1.0
 LEAVE_SECONDS = 0.01
-"""The time without the GIL in which DataFusion's threads can leave the interpreter."""
+"""The seconds at exit during which the GIL is released, so that DataFusion's threads can end."""
 DELETIONS_AT_ONCE = 32
-"""The most deletions whose rows one pass counts; one batch of rows is in memory at a time."""
+"""The most deletions whose rows are counted in one pass. It holds one batch of rows in memory."""
 LOOKS_AT_ONCE = 4
 
 
@@ -124,18 +124,18 @@ DATAFUSION: Engine[Expr] = _DataFusion()
 # One scan of many Parquet files; DataFusion's Python API scans only whole folders and single files.
 
 _LISTING_SCAN = 0x0A
-"""Field 1 of `LogicalPlanNode`, a message."""
+"""The Protocol Buffers tag of field 1 of `LogicalPlanNode`, a message."""
 _PATH = 0x12
-"""Field 2 of `ListingTableScanNode`, a repeated string."""
+"""The Protocol Buffers tag of field 2 of `ListingTableScanNode`, a repeated string."""
 
 
 def scan_of(
     ctx: SessionContext, urls: Sequence[str], schema: pa.Schema, order: Sequence[SortExpr] | None = None
 ) -> DataFrame:
-    """Returns the rows of Parquet files of one schema, in no order; there must be at least one URL.
+    """Returns the rows of Parquet files that have the same schema, in no order; `urls` is not empty.
 
-    Each file is sorted by `order`, if given. If the session has at least as many partitions as there are
-    files, each file is then a sorted stream of its own.
+    If `order` is given, each file is sorted by it. If the session also has at least as many partitions as
+    there are files, each file is read as a sorted stream of its own.
 
     The plan is DataFusion's serialized scan of the first file, with the other paths appended: Protocol
     Buffers accept the items of a repeated field anywhere in a message. Sources:
@@ -157,7 +157,10 @@ def scan_of(
 
 KEY_SESSIONS_MAX = 8
 LARGE_BATCH_ROWS = 32_768
-"""The rows of large batches, which have narrow rows: a batch costs as much as hundreds of their values."""
+"""The number of rows of large batches, used for narrow rows.
+
+The overhead of a batch is as large as the cost of hundreds of such values.
+"""
 FILES_A_SCAN = 64
 _FILES = re.compile(r"file_groups=\{(\d+) group")
 _lock = Lock()
@@ -182,19 +185,19 @@ _OPTIONS = {
 
 
 def session(store: ObjectStore) -> SessionContext:
-    """Returns a session that reads the store's objects, in which each plan is one sorted stream."""
+    """Returns a session that reads the store's objects and keeps the sort order of each file."""
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES_MAX)
     return open_session(_OPTIONS, runtime, store)
 
 
 def key_session(store: ObjectStore, *, of_large_batches: bool = False) -> SessionContext:
-    """Returns the process's session for key-ordered queries of a store, which caches footers.
+    """Returns the process's session for queries of a store in key order, which caches footers.
 
-    A plan made in it may be executed in the session of large batches, which shares everything but the batch
-    size.
+    A plan made in this session may be executed in the session of large batches (`of_large_batches`). The two
+    sessions share everything but the batch size.
 
-    Files never change and their names are never reused, so cached footers stay valid. Beyond 50 MB the least
-    recently used are dropped. All queries share the memory that a session may use.
+    Files never change and their names are never reused, so cached footers stay valid. The cache holds 50 MB
+    and drops the least recently used footers. All queries share the memory that a session may use.
     """
     check_not_forked()
     key = (store.url, *sorted(store.options.items()))
@@ -207,7 +210,7 @@ def key_session(store: ObjectStore, *, of_large_batches: bool = False) -> Sessio
 
 
 class _KeySession:
-    """A session, and the credentials that it has."""
+    """A session for one store, and the credentials that it was given."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -229,7 +232,7 @@ class _KeySession:
 def rows(
     ctx: SessionContext, store: ObjectStore, transform: Transform, scans: Sequence[Scan], now_ms: int
 ) -> DataFrame:
-    """Returns the wanted rows of some files, with the table's filter and aggregation, in no order.
+    """Returns the wanted rows of some files, after the table's filter and aggregation, in no order.
 
     Each file is a sorted stream of its own.
     """
@@ -243,9 +246,9 @@ def stored_rows(
     scans: Sequence[Scan],
     descending: Sequence[str] = (),
 ) -> DataFrame:
-    """Returns the wanted rows of some files as they were written, in no order.
+    """Returns the wanted rows of some files without filter and aggregation, in no order.
 
-    Files that have each key once are sorted by the `descending` columns after the key.
+    Files in which no key occurs twice are also sorted by the `descending` columns after the key.
     """
     frames = []
     for way, some_scans in ways_of(scans, attrgetter("schema_version")).items():
@@ -270,7 +273,10 @@ def planned(
     plan: Callable[[], ExecutionPlan],
     interruption: Interruption | None = None,
 ) -> ExecutionPlan:
-    """Returns DataFusion's plan over some files; raises `FileGone` or `ObjectDamaged`."""
+    """Returns the physical plan that `plan` makes over some files, after checking that the files exist.
+
+    Raises `FileGone` or `ObjectDamaged`.
+    """
     with checked_sizes(context, scans, interruption):
         found = plan()
     # DataFusion takes a missing file for one without rows, and plans no scan of it
@@ -287,7 +293,11 @@ def executed(
     of_large_batches: bool = False,
     may_search: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches of a plan; `may_search`: it may read many rows for one that it returns."""
+    """Yields the batches of a plan.
+
+    Set `may_search` for a plan that may read many rows for each row that it returns. It can then be
+    interrupted while it waits for the next batch.
+    """
     interruption.check()
     ctx = key_session(context.objects, of_large_batches=of_large_batches)
     for number in range(plan.partition_count):
@@ -355,7 +365,7 @@ class _Loop:
 
     @classmethod
     def _end(cls) -> None:
-        """Stops the loop, and lets DataFusion's threads leave the interpreter before it ends."""
+        """Stops the loop, then waits so that DataFusion's threads can end before the interpreter does."""
         if cls._loop is not None and cls._thread is not None and cls._thread.is_alive():
             cls._loop.call_soon_threadsafe(cls._loop.stop)
             cls._thread.join(END_SECONDS_MAX)
@@ -372,10 +382,11 @@ def count_rows(
     deletions: Sequence[Deletion],
     partition_id: str = "",
 ) -> dict[int, int]:
-    """Returns the deletions that match rows of a file, by number, with the count of rows each matches.
+    """Returns the number of rows of a file that each deletion matches, by the deletion's number.
 
-    All rows of the file count, even rows that no partition refers to. The first pass checks whether any row
-    matches: most files have none. Raises `ObjectNotFound` and `ObjectDamaged`.
+    Deletions that match no row are left out. All rows of the file count, even rows in partitions without a
+    reference to the file. The first pass checks whether any row matches, because most files have none. Raises
+    `ObjectNotFound` and `ObjectDamaged`.
     """
     scan = Scan(filename, (KeyRanges(),), partition_id, byte_count)
     found: dict[int, int] = {}
@@ -388,7 +399,7 @@ def count_rows(
 
 
 def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]]) -> list[int]:
-    """Returns, for each group of deletions, how many rows any of them matches."""
+    """Returns for each group of deletions the number of rows that at least one of them matches."""
     schema, objects = context.schema, context.objects
 
     def counted() -> DataFrame:
@@ -407,10 +418,11 @@ def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The deletions that match rows of a file, by number, with the count of rows each matches.
+    """The result of reading one file for rows that deletions match.
 
-    All deletions up to number `till` were checked, except `unchecked`: they name dropped columns, and apply
-    only to moments before the drop.
+    `rows` has the number of rows that each deletion matches, by the deletion's number. All deletions up to
+    the number `till` were checked, except `unchecked`: these name dropped columns, and apply only to moments
+    before the drop.
     """
 
     filename: str
@@ -424,11 +436,11 @@ def look_at(
     files: Sequence[tuple[str, int | None]],
     record: Callable[[psycopg.Connection[Any], list[Look]], object] = lambda conn, looks: None,
 ) -> list[Look]:
-    """Reads files, given by name and bytes, for rows that deletions match, and records those that match none.
+    """Reads files for rows that deletions match, and records the deletions that match none.
 
-    Undone deletions are checked too, as a restore may make them pending again. The records are facts of the
-    files, so they stay true whatever else happens. `record` runs in the same transaction. Raises
-    `ObjectNotFound` and `ObjectDamaged`.
+    `files` have names and sizes. Undone deletions are checked too, as a restore may make them pending again.
+    The records are facts about immutable files, so they stay true. `record` is called in the transaction that
+    records them. Raises `ObjectNotFound` and `ObjectDamaged`.
     """
     looks = on_current(context, lambda now: _looks(now, files))
     noted = [Noted(one.filename, one.till, sorted({*one.rows, *one.unchecked})) for one in looks]
@@ -456,7 +468,7 @@ def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> li
 
 
 def _known_deletions(schema: Schema, rows: DeletionRows) -> tuple[list[Deletion], list[int]]:
-    """Returns the deletions, and the numbers of those that name a column that no longer exists."""
+    """Returns the deletions, and the numbers of the deletions that name a dropped column."""
     known: list[Deletion] = []
     dropped = []
     for row in sorted(rows):

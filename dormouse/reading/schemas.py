@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def add_column(context: TableContext, field: Field, default: Any = None) -> TableContext:
-    """Adds a value column. Rows of files that were written without it have the default."""
+    """Adds a value column, and returns the new context. Rows written without the column have its default."""
     if not isinstance(field, Field):
         raise InvalidSchema(f"a column is a dm.Field, not {field!r}")
     value = None if default is None else _checked_default(field, default)
@@ -51,9 +51,9 @@ def add_column(context: TableContext, field: Field, default: Any = None) -> Tabl
 
 
 def add_missing(context: TableContext, columns: Mapping[str, DataType]) -> TableContext:
-    """Adds the columns that the table lacks, as values that may be null; see `add_column`.
+    """Adds the columns that the table lacks, as values that may be null, and returns the new context.
 
-    Another writer may add the same columns meanwhile.
+    Another writer may add the same columns at the same time.
     """
     context = context.followed()
     for name, kind in columns.items():
@@ -69,7 +69,7 @@ def add_missing(context: TableContext, columns: Mapping[str, DataType]) -> Table
 
 
 def rename_column(context: TableContext, name: str, new_name: str) -> TableContext:
-    """Renames a column, also in the properties that name it."""
+    """Renames a column, also in the properties that name it, and returns the new context."""
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
         schema = with_renamed_column(table.schema, name, new_name)
@@ -83,7 +83,7 @@ def rename_column(context: TableContext, name: str, new_name: str) -> TableConte
 
 
 def widen_column(context: TableContext, name: str, to: DataType) -> TableContext:
-    """Changes a value column's type to one that also has all of its values."""
+    """Changes a value column's type to one that can represent all its values, and returns the new context."""
 
     def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
         before = table.schema.field(name).type if name in table.schema else None
@@ -94,7 +94,10 @@ def widen_column(context: TableContext, name: str, to: DataType) -> TableContext
 
 
 def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> TableContext:
-    """Drops a value column; raises `InvalidSchema` if a property or a pending deletion names it."""
+    """Drops a value column, and returns the new context.
+
+    Raises `InvalidSchema` if a property or a pending deletion names the column. With `dry_run`, only checks.
+    """
 
     def change(table: TableRecord, conn: psycopg.Connection[Any]) -> NextShape:
         schema = without_column(table.schema, name)
@@ -123,7 +126,7 @@ def _changed(context: TableContext, change: Change) -> TableContext:
 
 
 def _fitting(table: TableRecord, schema: Schema) -> TableRecord:
-    """Returns the table with a schema; raises `InvalidSchema` if its properties do not fit the schema."""
+    """Returns the table's record with a new schema; raises `InvalidSchema` if properties do not fit it."""
     try:
         Transform.check(schema, table.properties)
     except InvalidProperties as error:

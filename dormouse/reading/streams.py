@@ -1,4 +1,7 @@
-"""Streams of batches that a thread makes ahead, another thread can interrupt, and that stop when dropped."""
+"""Streams of batches that a thread prepares in advance.
+
+Another thread can interrupt such a stream. It ends when its reader is dropped.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SIGNALS_SECONDS = 0.2
-"""The longest time before a waiting thread reacts to a signal."""
+"""The longest time in seconds before a waiting thread reacts to a signal."""
 AHEAD_BYTES = 4 * 1024 * 1024
-"""The most bytes of batches that are made ahead and not yet taken."""
+"""The most bytes of batches that a thread makes before the reader takes them."""
 BATCH_BYTES = 1_024
-"""The bytes that a batch counts beside its values, of which it may have none."""
+"""The bytes that each batch counts in addition to its values, because a batch may have no values."""
 AGAIN_SECONDS = 0.01
 ENDING_AT_ONCE = 4
 IDLE_MAX = 16
@@ -39,27 +42,27 @@ _read: set[Source[Any]] = set()
 
 
 class Source(Generic[T]):
-    """A stream of items, which ends when its reader is done with it or is dropped."""
+    """A stream of items, which is ended when its reader has finished or is dropped."""
 
     __slots__ = ("_interrupt", "items", "worker")
 
     def __init__(self, items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> None:
         self.items = items
         self.worker: ThreadPoolExecutor | None = None
-        """The only thread that takes items, if there is one."""
+        """The only thread that takes items from `items`; None if the reader's thread takes them."""
         self._interrupt = interrupt
         _Ending.begin()
         _read.add(self)
 
     def drop(self) -> None:
-        """Tells a background thread to end this source. Takes no lock and does not wait."""
+        """Requests that a background thread ends this source. It takes no lock and does not wait."""
         if self.worker is None and getattr(self.items, "gi_frame", None) is None:
             _read.discard(self)  # the generator has already ended
         else:
             _Ending.dropped.put(self)
 
     def end(self, threads: ThreadPoolExecutor) -> None:
-        """Closes the items, in the thread that makes them; a running step ends first."""
+        """Closes `items` in the thread that makes them, after the step that is running."""
         _read.discard(self)
         worker, self.worker = self.worker, None
         if worker is not None:
@@ -75,7 +78,7 @@ class Source(Generic[T]):
 
 
 def worker() -> ThreadPoolExecutor:
-    """Returns a thread for a source; reuses an idle one, as a new thread has to allocate memory anew."""
+    """Returns a thread for a source. It reuses an idle thread, since a new one has to allocate memory."""
     try:
         return _idle.pop()
     except IndexError:
@@ -98,8 +101,8 @@ def _note_idle(worker: ThreadPoolExecutor) -> None:
 class _Ending:
     """The process's background thread, which ends the sources of dropped readers.
 
-    Python's garbage collector may drop a reader in any thread, also in one that holds a lock that ending the
-    reader's source needs. That thread would then wait for itself.
+    Python's garbage collector may drop a reader in any thread. If that thread holds a lock that is needed to
+    end the reader's source, ending the source there would wait without end.
     """
 
     dropped: SimpleQueue[Source[Any] | None] = SimpleQueue()
@@ -131,7 +134,7 @@ class _Ending:
 
     @classmethod
     def end(cls) -> None:
-        """Ends the sources that were dropped last, so that they release what they hold."""
+        """Ends the remaining dropped sources when the program exits, so that they release what they hold."""
         if cls._thread is not None and cls._thread.is_alive():
             cls.dropped.put(None)
             cls._thread.join(EXIT_SECONDS_MAX)
@@ -142,7 +145,7 @@ atexit.register(_Ending.end)
 
 
 class Interruption:
-    """A switch that stops what reads for a query, from any thread; once set, it stays set."""
+    """A switch with which any thread stops the work of a query. Once set, it stays set."""
 
     def __init__(self) -> None:
         # reentrant: garbage collection may drop one of the query's readers while this thread holds the lock
@@ -152,7 +155,7 @@ class Interruption:
         self.is_set = False
 
     def set(self) -> None:
-        """Interrupts what is computed now, and everything later."""
+        """Stops the work that is running now, and everything that begins later."""
         with self._lock:
             self.is_set = True
             for upcoming in self._awaited.values():
@@ -163,7 +166,7 @@ class Interruption:
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """Calls `end` again and again when the interruption is set, until the block of this context ends."""
+        """Calls `end` repeatedly after the interruption is set, until the block ends."""
         with self._lock:
             self.check()
             self._ended = end
@@ -187,7 +190,7 @@ class Interruption:
             raise DormouseError("the query was interrupted")
 
     def awaits(self, reader: object, upcoming: Future[Any] | None) -> None:
-        """Records which future one of the query's readers waits for; None for none."""
+        """Records the future for which a reader of the query waits; None if it no longer waits."""
         with self._lock:
             if upcoming is None:
                 self._awaited.pop(reader, None)
@@ -198,14 +201,14 @@ class Interruption:
 
 
 def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
-    """Returns the rows up to the limit; reads no batch beyond it."""
+    """Returns a reader of the first `limit` rows. It reads no batch beyond them."""
     import pyarrow as pa
 
     return pa.RecordBatchReader.from_batches(reader.schema, up_to(reader, limit))
 
 
 def up_to(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yields the rows up to a limit, if there is one; reads no batch beyond it."""
+    """Yields rows up to the limit, or all rows if it is None. It reads no batch beyond the limit."""
     if limit is None:
         yield from batches
         return
@@ -216,7 +219,7 @@ def up_to(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.R
 
 
 def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchReader:
-    """Returns the rows after the first `rows`."""
+    """Returns a reader of the rows after the first `rows` rows."""
     import pyarrow as pa
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -232,10 +235,10 @@ def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchRead
 def batches_ahead(
     batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the same batches; from the third on, a thread makes them while earlier ones are used.
+    """Yields the same batches. From the third on, a thread makes them while the caller uses earlier ones.
 
     So an answer of one batch needs no thread. Dropping the iterator ends the source, in a thread, once its
-    current step is done or was stopped by `interrupt`.
+    current step has ended or `interrupt` has stopped it.
     """
     with Ahead(batches, interrupt, _weight, AHEAD_BYTES) as made:
         yield from made
@@ -244,14 +247,14 @@ def batches_ahead(
 def in_thread(
     batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the same batches, as `batches_ahead` does, but a thread makes them from the first on."""
+    """Yields the same batches, all made by a thread. It is interrupted and dropped like `batches_ahead`."""
     with Ahead(batches, interrupt, _weight, AHEAD_BYTES) as made:
         made.begin()
         yield from made
 
 
 def undisturbed(items: Iterator[T]) -> Iterator[T]:
-    """Yields items that the caller's thread makes; dropping the iterator ends the source in a thread."""
+    """Yields items that the caller's thread makes. If the iterator is dropped, a thread ends the source."""
     source = Source(items)
     try:
         yield from islice(items, None)  # `islice` keeps `close` from reaching the items
@@ -266,9 +269,9 @@ def _weight(batch: pa.RecordBatch) -> int:
 class Ahead(Generic[T]):
     """An iterator whose first two items are made by the caller's thread, and the others by another thread.
 
-    That thread makes more while the items not yet taken weigh less than `most`. As a context manager it ends
-    the source, also if the generator that uses it is dropped. It uses no lock, which an exception from a
-    signal handler could leave locked.
+    The other thread makes items until those that the reader has not taken weigh `most`. As a context manager
+    it ends the source, even if the generator that uses it is dropped. It uses no lock, because an exception
+    from a signal handler could leave a lock held.
     """
 
     # `loops.ahead` differs: its end waits for its thread, since writers then delete what the thread read.
@@ -287,11 +290,14 @@ class Ahead(Generic[T]):
         self._has_first = False
         self._is_left = False
         self._made: SimpleQueue[tuple[T, int] | _End] = SimpleQueue()
-        """The items not yet taken, with their weights."""
+        """The made items that the reader has not taken, with their weights."""
         self._made_weight = self._taken_weight = 0
-        """The weights of all items; the thread counts those made, the reader those taken."""
+        """The total weight of the items that the thread has made, and of those that the reader has taken."""
         self._pauses: deque[None] = deque()
-        """Has an item while the thread makes nothing; whichever thread removes it schedules the next item."""
+        """Contains an item while the thread makes nothing.
+
+        The thread that removes the item, the reader's or the maker's, schedules the next step.
+        """
 
     def __enter__(self) -> Ahead[T]:
         return self
@@ -314,7 +320,7 @@ class Ahead(Generic[T]):
         return item
 
     def begin(self) -> None:
-        """Makes a thread prepare the next items from now on."""
+        """Starts a thread that makes all further items."""
         if self._source.worker is None:
             self._source.worker = worker()
             self._source.worker.submit(self._make, self._source.worker)
@@ -337,9 +343,10 @@ class Ahead(Generic[T]):
         return item
 
     def _make(self, worker: ThreadPoolExecutor) -> None:
-        """Makes an item, in the thread, and schedules the next if there are to be more.
+        """Makes an item in the thread, and schedules the next one unless enough items wait.
 
-        Each item is a job of its own: at the end of the program, which waits for the thread, no job is left.
+        Each item is a job of its own. At its end, the program waits for the jobs of the thread: so it waits
+        for one item at most.
         """
         if self._is_left:
             return
@@ -375,9 +382,9 @@ class _End:
 
 
 def interruptible_call(call: Callable[[], T], interrupt: Callable[[], object]) -> T:
-    """Runs a call and returns its result, in a thread if this is the main thread.
+    """Returns the result of a call. In the main thread, it runs the call in another thread.
 
-    While code that is not Python's runs in the main thread, Python does not handle Ctrl-C.
+    Python handles Ctrl-C only in the main thread, and not while that thread runs native code.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -397,7 +404,7 @@ def interruptible_call(call: Callable[[], T], interrupt: Callable[[], object]) -
 
 
 class Frames:
-    """A base of readers whose rows can all be taken in one call; each row is read once."""
+    """A base class of readers that can return all rows in one call. Each row is read once."""
 
     def arrow(self) -> pa.Table:
         """Returns the rows as an Arrow table."""
@@ -420,14 +427,14 @@ def shown_reader(schema: pa.Schema) -> str:
 
 
 def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
-    """Returns all rows as a pandas DataFrame; raises `DependencyMissing` before it runs the query."""
+    """Returns all rows as a pandas DataFrame; raises `DependencyMissing` before `ask` runs the query."""
     if find_spec("pandas") is None:
         raise not_installed("pandas", "pandas")
     return ask().read_all().to_pandas()
 
 
 def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
-    """Returns all rows as a Polars DataFrame; raises `DependencyMissing` before it runs the query."""
+    """Returns all rows as a Polars DataFrame; raises `DependencyMissing` before `ask` runs the query."""
     try:
         import polars
     except ImportError:

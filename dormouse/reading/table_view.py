@@ -1,9 +1,9 @@
 """The plans of queries, made from the partition tree in memory and the references in the database.
 
-Both are of one moment. The known tree gives the partitions to ask for. One statement then returns their
-references, a snapshot, and the table's epoch. If the tree's epoch differs, the tree is brought to that epoch
-and the statement runs again. So a plan takes one round trip, and misses nothing that was committed before it
-began.
+Both are of one moment. The known tree gives the partitions whose references are needed. One statement then
+returns their references, a snapshot, and the table's epoch. If the tree's epoch differs, the tree is brought
+to that epoch and the statement runs again. So a plan takes one round trip, and misses nothing that was
+committed before it began.
 """
 
 from __future__ import annotations
@@ -53,18 +53,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OPERATION = "plan a query"
 PAGE_LEAVES = 64
-"""The leaves of a plan's first page.
+"""The number of leaves in a plan's first page.
 
 Each further page has PAGE_GROWTH times as many, up to PAGE_LEAVES_MAX.
 """
 PAGE_LEAVES_MAX = 2_048
 PAGE_GROWTH = 4
 MANY_LEAVES = 10_000
-"""The number of leaves above which a statement may have too many files to be planned in one piece."""
+"""The number of leaves above which the files of a statement are counted before it is planned."""
 EPOCHS_CHASED_MAX = 5
-"""The most epochs that may pass while a plan is made; then it is made in a repeatable-read transaction."""
+"""The most epochs that may begin while a plan is made.
+
+If more begin, the plan is made in a repeatable-read transaction.
+"""
 CUT_SHARE_MAX = 0.5
-"""The share of gc_delay_seconds up to which later pages use the old snapshot: their files must still be read.
+"""The share of gc_delay_seconds during which further pages are planned as of the first page's snapshot.
+
+Garbage collection must not delete the files of these pages before they are read.
 """
 
 
@@ -84,9 +89,10 @@ class _PlannedPage(NamedTuple):
 
 @dataclass(slots=True)
 class Moment:
-    """The snapshot that a query reads, and the columns of its first plan.
+    """The snapshot that a query reads, and the columns that it had in its first plan.
 
-    `schema` has these columns, and also knows later versions of them: files may have been written since.
+    `schema` has these columns, and also knows later versions of them, with which files may have been written
+    since.
     """
 
     schema: Schema
@@ -102,11 +108,11 @@ def plan_query(
     begun: bool = False,
     at: Position | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
-    """Yields the groups of a query's plan; plans the first page at once, each other page when it is reached.
+    """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
 
     The whole plan has the rows of the moment at which it began, or of the position `at`. Files may be
     collected meanwhile: once half of the table's `gc_delay_seconds` has passed, the remaining pages are
-    planned as of a later moment, if that has the same rows.
+    planned as of a later moment, if that moment has the same rows.
 
     A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
 
@@ -134,9 +140,9 @@ def plan_query(
 def differing_groups(
     context: TableContext, ranges: KeyRanges, before: Position, after: Position
 ) -> Iterator[tuple[list[Scan], list[Scan]]]:
-    """Yields the scans of the same leaves at two moments of one epoch, where they differ, in key order.
+    """Yields for each group of leaves its scans at two moments, where these differ, in key order.
 
-    The iterator raises `FileGone`.
+    Both moments must be in the same epoch. The iterator raises `FileGone`.
     """
     # both moments have one tree, so their pages match
     views = [_View(context, at=position) for position in (before, after)]
@@ -151,7 +157,7 @@ def differing_groups(
 
 @contextmanager
 def reading_at(context: TableContext, at: Position) -> Iterator[None]:
-    """Keeps the files that a table had at a moment while the block runs.
+    """Keeps the files that a table had at a moment from being deleted while the block runs.
 
     If the block raises `FileGone`, raises the error of `gone_of_moment` instead.
     """
@@ -163,7 +169,7 @@ def reading_at(context: TableContext, at: Position) -> Iterator[None]:
 
 
 def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
-    """Returns why a file of a moment no longer exists: `CutExpired`, or the error for a lost file."""
+    """Returns the error for a missing file of a moment: `CutExpired`, or `ObjectNotFound` if it is lost."""
     try:
         check_since(context, at.at)
     except CutExpired as expired:
@@ -179,10 +185,11 @@ def plan_tables(
     begun: bool = False,
     at: Sequence[Position] | None = None,
 ) -> list[QueryPlan]:
-    """Returns a plan in one group for each table of one instance, all as of one moment or each as of its own.
+    """Returns a plan for each of several tables of one instance; each plan has one group.
 
-    With `begun` the properties may have changed. Raises as `plan_query` does, and `InvalidQuery`, at once, if
-    many leaves of a table have more than `files_max` files.
+    All plans are of one moment, or each is of its own position in `at`. With `begun`, no error is raised if
+    properties have changed. Raises the errors of `plan_query`. Also raises `InvalidQuery`, before planning,
+    if a table with many leaves has more than `files_max` files in them.
     """
     if files_max is not None:
         for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
@@ -208,7 +215,10 @@ def plan_tables(
 
 
 def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Position | None = None) -> None:
-    """Raises `InvalidQuery` when the first of many leaves have too many files, now or at a position."""
+    """Raises `InvalidQuery` if a query of many leaves would read more than `files_max` files.
+
+    It counts only the files of the first leaves, now or at a position.
+    """
     view = _View(context, at=at)
     page = first_page(view.tree(ranges), ranges, MANY_LEAVES)
     if page.rest is None:
@@ -225,7 +235,7 @@ def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Po
 
 
 def explain(context: TableContext, where: Where = None, as_of: When | None = None) -> PlanSummary:
-    """Returns what a query would read."""
+    """Returns the numbers of partitions, files and bytes that a query would read."""
     if as_of is None:
         return on_current(context, lambda now: summary(now, question(now.schema, where, None, None).ranges))
     then, at = at_moment(context, as_of)
@@ -233,8 +243,9 @@ def explain(context: TableContext, where: Where = None, as_of: When | None = Non
 
 
 def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, Position | None]:
-    """Returns the context with the columns of another moment, and its position; without `as_of`, as it is
-    now.
+    """Returns the context with the columns of another moment, and the position of that moment.
+
+    Without `as_of`, returns the context unchanged, and None.
     """
     if as_of is None:
         return context, None
@@ -243,7 +254,7 @@ def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, 
 
 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
-    """Returns what a query of some ranges would read; keeps one page of the plan in memory at a time."""
+    """Returns what a query of some ranges would read, with only one page of the plan in memory at a time."""
     # the summary does not depend on the properties that merge and hide rows
     view = _View(context, begun=True, at=at)
     leaves = context.partitions.tree().leaf_count
@@ -256,7 +267,7 @@ def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None
 
 
 class _View:
-    """A table as the plans of one query see it."""
+    """The state of a table that all plans of one query see."""
 
     def __init__(
         self,
@@ -278,13 +289,19 @@ class _View:
         self._seen_at = time.monotonic()
 
     def first(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
-        """Returns the first page as of the view's moment; without `leaves_max` everything in one group."""
+        """Returns the first page as of the view's moment.
+
+        Without `leaves_max`, the page has all leaves in one group.
+        """
         if self._at is None:
             return self.now(ranges, leaves_max, whole_tree=whole_tree)
         return self._as_of(self.tree(ranges), self._at.snapshot, ranges, leaves_max)
 
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
-        """Returns the first page as of now; without `leaves_max` everything in one group."""
+        """Returns the first page as of now.
+
+        Without `leaves_max`, the page has all leaves in one group.
+        """
         self._seen_at = time.monotonic()
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
@@ -302,7 +319,7 @@ class _View:
     def within(
         self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None
     ) -> _PlannedPage:
-        """Returns the first page as a REPEATABLE READ transaction sees it."""
+        """Returns the first page as the REPEATABLE READ transaction of `conn` sees it."""
         known = self._partitions.cached()
         while True:
             tree = self._partitions.tree_in(conn) if known is None else known
@@ -335,7 +352,7 @@ class _View:
             planned = later
 
     def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
-        """Returns whether the wanted rows are the same as in a snapshot, for all plans made until now."""
+        """Returns whether the wanted rows have stayed the same from a snapshot until this call."""
         page = self._page(self._partitions.tree(), ranges, None)
         bounds = self._bounds(ranges)
         is_same, deletions = self._store.has_same_rows(page.partition_ids, bounds, snapshot)
@@ -383,7 +400,10 @@ class _View:
         self._moment.schema = keeping_columns(self._context).schema
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
-        """Returns the cached tree, or reads it; at the first request only the part that has the ranges."""
+        """Returns the cached tree, or reads it.
+
+        The first request reads only the part that overlaps the ranges.
+        """
         if self._at is not None:
             return self._partitions.at(self._at.epoch, made_at=self._at.made_at)
         cached = self._partitions.cached()
@@ -426,7 +446,7 @@ def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[A
 
 
 def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
-    """Returns encoded bounds of the row keys of all rows in some ranges."""
+    """Returns encoded lower and upper bounds of each row key, which contain all rows in the ranges."""
     hulls = [(key.type, ranges.enclosing(key.name)) for key in schema.row_keys]
     return KeyBounds(
         [None if hull.min is None else encode_value(kind, hull.min) for kind, hull in hulls],
@@ -441,10 +461,10 @@ def milliseconds_at(position: Position | None) -> int:
 
 
 class Moments:
-    """The moments at which tables are read: a position of each, or all as they are now.
+    """The moments at which several tables are read: a position of each, or the present for all.
 
-    `contexts` have the columns of that moment. For a table that cannot be read at that moment, `contexts` has
-    the current columns, `refused` has the reason, and `read` raises it.
+    `contexts` have the columns of that moment. A table that cannot be read at that moment has its current
+    columns in `contexts` and the reason in `refused`; `read` then raises an error.
     """
 
     def __init__(self, contexts: Mapping[str, TableContext], as_of: When | None) -> None:
@@ -471,10 +491,10 @@ class Moments:
         return {name: str(error) for name, error in self._errors.items()}
 
     def read(self, names: Collection[str], named: Collection[str]) -> None:
-        """Records which tables are read.
+        """Records the names of the tables that are read.
 
-        Raises `CutExpired` and `InvalidCut` unless all `named` tables exist at the moment. A cut belongs to
-        one table, so it is also refused if several are named.
+        Raises `CutExpired` or `InvalidCut` unless all tables in `named`, which the statement names, can be
+        read at the moment. A cut belongs to one table, so it is also refused if several are named.
         """
         if isinstance(self._as_of, Cut) and len(named) > 1:
             listed = ", ".join(map(repr, sorted(named)))
@@ -488,12 +508,13 @@ class Moments:
         self._read = names
 
     def of(self, name: str) -> Position | None:
-        """Returns the position at which a table is read; None for now, or for a table that is not read."""
+        """Returns the position at which a table is read; None for the present, or for an unread table."""
         return self._positions.get(name)
 
     def milliseconds(self, name: str) -> int:
-        """Returns the time from which a table's ages are counted, in milliseconds since 1970; now is fixed
-        once.
+        """Returns the time from which ages of a table's rows are counted, in milliseconds since 1970.
+
+        The present is fixed when the object is made.
         """
         return self._now_ms if (at := self.of(name)) is None else milliseconds_at(at)
 
@@ -502,14 +523,14 @@ class Moments:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keeps the files that the tables had at the moment until the end."""
+        """Keeps the files that the tables had at the moment from being deleted while the block runs."""
         with ExitStack() as stack:
             for name in self._read if self else ():
                 stack.enter_context(kept(self.contexts[name], self._positions[name]))
             yield
 
     def why_gone(self, error: FileGone) -> DormouseError:
-        """Returns the error for a missing file of the moment: `CutExpired`, or that of a lost file."""
+        """Returns the error for a missing file: `CutExpired`, or the error for a lost file."""
         for name, position in self._positions.items():
             if self.contexts[name].table.name == error.table:
                 return gone_of_moment(self.contexts[name], position, error)

@@ -1,4 +1,4 @@
-"""Queries and deletions checked against a schema: conditions on columns, a choice of columns, a limit."""
+"""Queries and deletions that were checked against a schema: conditions, a choice of columns, and a limit."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 
 VALUES_MAX = 100_000
-"""The most values and ranges of one query."""
+"""The most values and ranges in the conditions of one query."""
 Where = Mapping[str, Any] | Region | None
 _MANY = (list, tuple, set, frozenset)
 _ENDS = {"min", "max"}
 _INCLUSIVE = {"min_inclusive", "max_inclusive"}
 CONDITION_BYTES_MAX = 64 * 1024
 PARSED_MAX = 16_384
-"""The most parsed conditions that are cached for all tables.
+"""The most parsed conditions that are cached for all tables together.
 
-A plan asks for all pending deletions of a table in turn. Were there more than this, each would be evicted
-before it is asked for again.
+A plan needs all pending deletions of a table, one after another. If there were more of them than this, the
+cache would drop each before it is needed again.
 """
 SCHEMAS_CHASED_MAX = 20
-"""The most changes of a table's columns that may happen while work begins."""
+"""The most changes of a table's columns that may happen while an operation begins."""
 # Conditions, columns and a limit, checked against a schema.
 
 
@@ -51,16 +51,16 @@ class _All(Enum):
 
 
 ALL: Literal[_All.ALL] = _All.ALL
-"""A condition that selects all rows of a table, for deletions."""
+"""The condition of a deletion that deletes all rows of a table."""
 DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column and its allowed values: ranges of values, or null.
+    """A condition on one column: its value lies in one of some ranges, or may be null.
 
-    Ranges do not include null: a range that is open at both ends has every value. A question's conditions are
-    on columns that are not row keys.
+    A null lies in no range: a range that is open at both ends has every value except null. A question's
+    conditions are on columns that are not row keys.
     """
 
     field: Field
@@ -95,13 +95,16 @@ class Question:
 
     @property
     def unbounded(self) -> list[str]:
-        """Returns the columns whose condition leaves no value out."""
+        """The columns whose condition excludes no value."""
         keys = [name for name, ranges in self.ranges.items() if Range() in ranges]
         return keys + [one.field.name for one in self.conditions if one.has_every_value]
 
 
 def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit: int | None) -> Question:
-    """Returns a query that fits the schema; raises `InvalidQuery`, or `InvalidRange` for an empty range."""
+    """Returns a query checked against the schema.
+
+    Raises `InvalidQuery`, or `InvalidRange` for an empty range.
+    """
     if where is not None and not isinstance(where, Mapping):
         raise InvalidQuery(f"where must be a dict or a dm.Region, not {where!r}")
     ranges: dict[str, tuple[Range, ...]] = {}
@@ -160,7 +163,10 @@ def checked_offset(offset: Any) -> int:
 
 
 def checked_count(where: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns conditions with plain lists; raises `InvalidQuery` for more than `VALUES_MAX` values in all."""
+    """Returns conditions by column, with arrays of other libraries converted to Python lists.
+
+    Raises `InvalidQuery` if they have more than `VALUES_MAX` values together.
+    """
     found = {name: plain(wanted) for name, wanted in where.items()}
     count = sum(len(wanted) for wanted in found.values() if isinstance(wanted, _MANY))
     if count > VALUES_MAX:
@@ -225,7 +231,7 @@ def value_of(field: Field, value: Any) -> Any:
 
 
 def where_json(question: Question) -> dict[str, Any]:
-    """Returns for each column a list of JSON values; ranges are objects."""
+    """Returns the conditions of a query as JSON values: a list for each column, with objects for ranges."""
     keys = {name: _items(ranges) for name, ranges in question.ranges.items()}
     others = {c.field.name: _items(c.ranges) + [None] * c.or_null for c in question.conditions}
     return keys | others
@@ -236,10 +242,10 @@ def _items(ranges: Iterable[Range]) -> list[Any]:
 
 
 def parse_where(schema: Schema, where: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the conditions of `Table.query` for conditions given as JSON.
+    """Returns conditions, given as JSON, in the form that `Table.query` takes.
 
-    For each column these are a value, a list of values, a range or null. Raises `InvalidQuery` for values
-    that do not fit the column's type.
+    A condition is a value, a list of values, a range or null. Raises `InvalidQuery` for values that do not
+    fit the column's type.
     """
     return {
         name: _wanted(schema.field(name), wanted) if name in schema else wanted
@@ -276,9 +282,9 @@ def _range_in_json(field: Field, wanted: dict[str, Any]) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A deletion of rows in the files that came before it: rows in the ranges that meet all conditions.
+    """A deletion of the rows that lie in the ranges and meet all conditions, in files written before it.
 
-    A row for which a condition is unknown, because a value is null, is kept. Rows removed by an erasure hide
+    A row is kept if a condition is unknown for it, because a value is null. Rows removed by an erasure hide
     no older rows of their key: nothing is left of them.
     """
 
@@ -294,9 +300,10 @@ def deletions_of(
     rows: Sequence[tuple[int, str] | tuple[int, str, bool]],
     wanted: KeyRanges | None = None,
 ) -> tuple[Deletion, ...]:
-    """Returns the deletions that may match wanted rows, ordered by their numbers.
+    """Returns the deletions that may match rows in the ranges `wanted`, ordered by their numbers.
 
-    `rows` are tuples in any order: number, condition as JSON, and optionally whether it is an erasure.
+    `rows` are tuples in any order: a number, a condition as JSON, and optionally whether the deletion is an
+    erasure.
     """
     found = []
     for deletion_id, condition, *is_erasure in sorted(rows):
@@ -307,7 +314,7 @@ def deletions_of(
 
 
 def condition_of(schema: Schema, question: Question) -> str:
-    """Returns a question's condition as JSON, as it is recorded; raises `InvalidQuery` if it is too long."""
+    """Returns a question's condition as JSON for the database; raises `InvalidQuery` if it is too long."""
     text = stored_condition(schema, where_json(question))
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(

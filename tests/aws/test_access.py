@@ -103,7 +103,10 @@ def test_a_host_that_runs_while_paused_is_reported(deployed: Deployed) -> None:
 
 
 def test_a_host_created_while_paused_starts_with_the_resume() -> None:
-    """Its parameter `Running` is true from the beginning, but each update reads the desired state again."""
+    """The stack was created with `Running` true, but did not start the host, as the desired state was paused.
+
+    The resume updates the stack with the same parameter. The update reads the new desired state.
+    """
     stubs = StubSession()
     described(stubs, *[("CREATE_COMPLETE", "true", 1)] * 3, desired="paused")
     expect_update(stubs, "true")
@@ -133,7 +136,7 @@ def test_the_command_that_forwards_the_port_is_printed(deployed: Deployed, cli: 
 def test_a_forwarded_connection_is_verified_against_the_database_name(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate and the token must match the database, even at a forwarded address."""
+    """The client connects to 127.0.0.1, but checks the certificate, and signs its token, for the database."""
     given = json.loads(cli("env", "--instance", "dev", "--region", REGION, "--forwarded", "--json")[1])
     signed: list[Any] = []
     monkeypatch.setattr(session, "_token", lambda *what: signed.append(what) or "token")

@@ -1,4 +1,4 @@
-"""Calls of AWS: the names of rights, and the error when another server answers."""
+"""Calls of AWS: the names of the rights that they need, and errors when another server answers."""
 
 from __future__ import annotations
 

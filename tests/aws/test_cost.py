@@ -43,7 +43,10 @@ def month(name: str, region: str = "us-east-1", **assumed: float) -> Estimate:
 
 
 def usd(total: Estimate, resource: str) -> tuple[float, float | None, float]:
-    """Returns the cost in US dollars of one resource: running, with its database auto-paused, and paused."""
+    """Returns the monthly cost of one resource in US dollars, in three states of the instance.
+
+    They are: running; running with an auto-paused database, None if it cannot auto-pause; and paused.
+    """
     (line,) = (line for line in total.lines if line.resource.startswith(resource))
     return line.running, line.auto_paused, line.paused
 
@@ -92,7 +95,7 @@ def test_stored_data_costs_the_same_in_every_state() -> None:
 
 
 def test_replaced_files_are_charged_until_the_lifecycle_deletes_them() -> None:
-    """S3 keeps replaced files for the days in the template. A paused instance replaces none."""
+    """S3 keeps replaced files for the days in the template's lifecycle. A paused instance replaces none."""
     for name in ("dev", "prod"):
         template = json.dumps(reviewed(name))
         [days] = {int(number) for number in re.findall(r'"NoncurrentDays": (\d+)', template)}

@@ -73,7 +73,7 @@ def test_only_readable_dead_letters_are_sent_again(deployed: Deployed) -> None:
 
 
 def test_a_dead_letter_of_another_queue_is_listed_and_not_sent() -> None:
-    """Any queue of the account can name ours for its dead letters, though its owner may not send requests."""
+    """Another queue can send its dead letters to ours, even if its owner may not send commit requests."""
     stubs, arn = StubSession(), f"arn:aws:sqs:{REGION}:123456789012"
     commit = CommitResources(
         queues=("https://sqs/123456789012/queue",), dead_letters=("dead",), mappings=(), function="commit"

@@ -1,4 +1,7 @@
-"""The doctor: each check returns ok, warning or wrong, and a remedy. A missing right is a warning."""
+"""The command `dormouse doctor`: each check returns ok, warning or wrong, and a remedy.
+
+A check that lacks a right is a warning.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def account(session: Any, **settings: Any) -> _Account:
 
 
 def stubbed(subject: _Account, service: str, operation: str, *answers: Any) -> Stubber:
-    """Stubs answers of one AWS call. Each answer is a document, or the code of an error."""
+    """Stubs the answers to one operation of an AWS service: documents, or codes of errors."""
     stubber = Stubber(subject.aws._client(service))
     for answer in answers:
         if isinstance(answer, str):
@@ -64,7 +67,7 @@ def test_the_account_is_bootstrapped(
 
 
 def test_the_region_of_the_copy_is_bootstrapped_too(session: Any) -> None:
-    """A stack of the copy is deployed in that region."""
+    """The copy has a stack in its own region."""
     there = boto3.session.Session(region_name="eu-central-1").client("ssm")
     given = {"account": "123456789012", "region": REGION, "backup": {"copy_region": "eu-central-1"}}
     name = BOOTSTRAP.format(qualifier="hnb659fds")
@@ -123,9 +126,10 @@ def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
 def zones(
     region: str, *subnets: str, deployed: tuple[str, ...] = (), **network: Any
 ) -> list[tuple[str, str]]:
-    """Checks the zones of an own VPC in a region with three zones, and returns (first word, result) of each.
+    """Runs the check of zones for a new VPC; returns (first word of the finding, result) for each zone.
 
-    The account has default subnets in the zones `subnets`; an instance is deployed in the zones `deployed`.
+    The region has three zones, `a` to `c`. The account has default subnets in the zones `subnets`. An
+    instance is deployed in the zones `deployed`.
     """
     session = boto3.session.Session(region_name=region)
     subject = account(session, network=network)
@@ -161,8 +165,10 @@ def test_an_account_with_default_subnets_gets_their_zones(session: Any) -> None:
 
 
 def test_a_deploy_that_would_move_subnets_to_other_zones_is_wrong(session: Any) -> None:
-    """An account can lose its default subnets, and a region can get another zone. CloudFormation then chooses
-    other zones, and fails because the new subnet would have the address range of an existing one."""
+    """CloudFormation chooses other zones when an account loses its default subnets, or a region gets a zone.
+
+    The deploy then fails: a new subnet would have the address range of an existing one.
+    """
     there = ("us-east-1a", "us-east-1c")
     assert ("dev", "wrong") not in zones("us-east-1", *there, deployed=there)
     assert zones("us-east-1", deployed=there)[0] == ("dev", "wrong")
@@ -280,7 +286,7 @@ def test_another_account_than_that_of_the_settings_is_wrong(session: Any, tmp_pa
 
 
 def test_a_region_without_certificates_is_wrong(tmp_path: Path) -> None:
-    """The settings name no region here, so the region of the credentials is used."""
+    """The check uses the session's region, because the settings name none."""
     with mock_aws():
         found = examine(
             parse({"id": "dev"}), root=tmp_path, session=boto3.Session(region_name="il-central-1")

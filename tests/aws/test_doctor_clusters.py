@@ -83,7 +83,10 @@ def test_a_deploy_without_the_snapshot_of_its_database_is_wrong(
     ],
 )
 def test_a_snapshot_that_aws_cannot_restore_is_wrong(wanted: str, version: str | None, remedy: str) -> None:
-    """AWS restores no snapshot with an earlier version, and upgrades clusters by itself."""
+    """AWS cannot restore a snapshot with an earlier version of PostgreSQL than the snapshot's own.
+
+    The version of a snapshot can be later than that of the settings, as AWS upgrades clusters by itself.
+    """
     database = {"kind": "serverless", "snapshot": SNAPSHOT, "engine_version": wanted}
     subject = account(boto3.session.Session(region_name=REGION), database=database)
     stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")

@@ -105,7 +105,10 @@ def test_each_run_has_a_cluster_of_its_own(transient: RunsEnvironment, aws: Aws)
 
 
 class Meeting(Aws):
-    """A client that waits at one operation for a second client, so that both have found nothing before."""
+    """A client that waits before its first call of one operation until a second client waits there, too.
+
+    So each of them has looked for an existing cluster or step, and found none.
+    """
 
     def __init__(self, session: Any, operation: str, barrier: threading.Barrier) -> None:
         super().__init__(session)
@@ -122,7 +125,7 @@ class Meeting(Aws):
 def test_a_run_submitted_twice_at_once_keeps_one_cluster_and_step(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Both callers create a cluster; the caller that created the later one ends it."""
+    """Both callers create a cluster. Then one of them ends its own, which was created later."""
     environment, run, barrier = settings(monkeypatch, engine), new_run(), threading.Barrier(2)
     cancelled: list[str] = []
     monkeypatch.setattr("dormouse.aws.emr._cancel_step", lambda cluster, step, aws: cancelled.append(step))
@@ -235,7 +238,7 @@ def test_each_state_of_a_step(responses: list[dict[str, Any]], followed: tuple[s
 
 
 def test_a_run_is_cancelled_with_its_cluster() -> None:
-    """A cancelled step leaves its driver running, so the cluster would never become idle."""
+    """The cluster is ended, because the driver of a cancelled step would keep it busy."""
     aws, stubber = stubbed("emr")
     stubber.add_response("describe_step", step_response("RUNNING"), {"ClusterId": "j-1", "StepId": "s-1"})
     stubber.add_response("terminate_job_flows", {}, {"JobFlowIds": ["j-1"]})

@@ -61,7 +61,7 @@ def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(unpacked: Path, s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Returns variables for Spark, Java, the archive's Python and an S3, but nothing of this checkout."""
+    """Returns the environment of a run: Spark, Java, the archive's Python and S3, but not this checkout."""
     base = Path(sys.base_prefix) / "bin"
     python = str(unpacked / "bin" / "python")
     return {

@@ -199,7 +199,10 @@ def test_without_the_pause_stack_a_pause_warns_how_long_it_lasts(
 def test_a_pause_waits_for_scheduled_lambdas_unless_their_rules_were_disabled_before(
     deployed: Deployed, clock: FakeClock
 ) -> None:
-    """AWS does not report whether a lambda runs, so the pause waits for the lambda's timeout."""
+    """The pause waits until the longest run of a lambda would have ended: AWS does not report running ones.
+
+    It does not wait for a schedule whose rule was disabled long ago.
+    """
     make_function(deployed, "garbage", timeout=200)
     left = pause(deployed.find(), drain_seconds=1_000, dry_run=True, clock=clock.clock).steps
     assert ("garbage may still run, for 350 s at most",) in [one.what for one in left]
@@ -218,7 +221,7 @@ def test_a_pause_waits_for_scheduled_lambdas_unless_their_rules_were_disabled_be
 
 
 class Quiet(DeployedInstance):
-    """An instance whose desired state was written an hour ago."""
+    """A deployed instance whose desired state seems to have been written an hour ago."""
 
     desired_seconds = 3_600.0  # type: ignore[assignment]
 
@@ -268,7 +271,7 @@ def test_nothing_is_paused_while_a_stack_is_deployed(
 def test_a_stack_with_an_unexecuted_change_set_does_not_prevent_a_pause(
     deployed: Deployed, clock: FakeClock
 ) -> None:
-    """The stack stays in review without limit."""
+    """A stack whose change set is never executed stays in review without limit."""
     make_stack(deployed, "commit").status = "REVIEW_IN_PROGRESS"
     make_stack(deployed, "migrate").status = "REVIEW_IN_PROGRESS"
     pause(deployed.find(), clock=clock.clock)

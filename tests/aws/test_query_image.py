@@ -91,7 +91,7 @@ def test_the_dockerfile_pins_its_base_and_needs_no_shell_and_no_root(folder: Pat
 
 @pytest.fixture
 def installed(folder: Path, tmp_path: Path) -> Path:
-    """Returns an environment installed by the Dockerfile's commands, for this machine."""
+    """Runs the Dockerfile's commands on this machine; returns the folder of the installed environment."""
     place = tmp_path / "opt"
     commands = [json.loads(value) for name, value in instructions(folder) if name == "RUN"]
     here = {
@@ -125,7 +125,7 @@ def _here(word: str, here: dict[str, str]) -> str:
 def test_the_installed_service_answers_and_ends(
     installed: Path, folder: Path, dsn: str, tmp_path: Path
 ) -> None:
-    """The program runs without this checkout's environment, from another folder, and may write little."""
+    """The service runs in another folder, without this checkout and with few folders to write to."""
     objects = tmp_path / "objects"
     objects.mkdir()
     with dm.connect(dsn, objects.as_uri()) as instance:

@@ -42,7 +42,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 
 def backed_up(instance: DeployedInstance) -> Any:
-    """Returns moto's description of the cluster, changed to have backups of one day instead of one second."""
+    """Returns moto's description of the database cluster, with times that allow restores of the last day."""
     now = datetime.now(UTC)
     times = {"EarliestRestorableTime": now - timedelta(days=1), "LatestRestorableTime": now}
     return {**database.usable(instance), **times}
@@ -50,7 +50,10 @@ def backed_up(instance: DeployedInstance) -> Any:
 
 @pytest.fixture
 def moment() -> datetime:
-    """Returns a time just after the deletion of the object, within the tolerance for clocks that differ."""
+    """Returns the time one second ago, about when `deployed` deleted its object.
+
+    The restore allows for clocks that differ, so it brings the object back.
+    """
     return datetime.now(UTC) - timedelta(seconds=1)
 
 
@@ -98,7 +101,10 @@ def test_a_restore_makes_a_snapshot_of_the_moment_and_restores_objects(
 @pytest.mark.slow
 @pytest.mark.parametrize("instance_id", ["ab", "prod", "prod-west-eu", "prod-eu-west-1-of-us"])
 def test_each_moment_has_a_snapshot_of_its_own(deployed: Deployed, instance_id: str) -> None:
-    """CloudFormation may give the cluster a name of the greatest length that RDS allows."""
+    """Each of three close moments has a snapshot, whose name has at most 63 characters.
+
+    The cluster's own name may already have this length, the longest that RDS allows.
+    """
     found = deploy(instance_id)
     pause(found.find(), wait=True, clock=SOON)
     first = datetime.now(UTC) - timedelta(hours=1)
@@ -118,7 +124,7 @@ def test_each_moment_has_a_snapshot_of_its_own(deployed: Deployed, instance_id: 
 def test_another_cluster_of_the_instance_has_a_snapshot_of_its_own(
     deployed: Deployed, moment: datetime
 ) -> None:
-    """The same time is part of another history after a deploy with the snapshot of a restore."""
+    """After a deploy from a restored snapshot, the new cluster has another history at the same time."""
     instance = deployed.find()
     first = restore_deployment(instance, moment, clock=SOON)
     rds, other = deployed.client("rds"), "dormouse-dev-database-clustereb0386a7-another"

@@ -65,7 +65,7 @@ def test_objects_deleted_since_the_time_are_restored(s3: Any, instance: Deployed
 
 
 def test_records_of_current_work_stay_deleted(s3: Any, instance: DeployedInstance) -> None:
-    """A restored announcement of a deletion would keep an adoption waiting, for example."""
+    """Records of running processes must stay deleted: a restored announcement would make adoptions wait."""
     current = [
         "owner/3.json", "owner/now/deletion-3-0123456789abcdef.json", "owner/now/milestone-3-7.json",
         "backups/3/2026-11-20T010203Z.tar.gz", "runs/1", "work/garbage/1", "activity/1", ".staging/1",

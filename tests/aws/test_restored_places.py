@@ -1,4 +1,4 @@
-"""The partitions of now to which a restore moves the references of an earlier time."""
+"""The current partitions to which a restore moves the references of an earlier time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Trees = tuple[PartitionTree, PartitionTree]
 
 @pytest.fixture
 def trees() -> Trees:
-    """Returns the trees of then and now.
+    """Returns the tree at the restored time, and the current tree.
 
-    - then: the leaves ll and lr, divided at 5, and r from 10
-    - now, after a merge: the leaves m and, from 10, r
+    - at the restored time: the leaves ll (below 5), lr (from 5 to 10) and r (from 10)
+    - current: the leaves m, merged from ll and lr, and r
     """
     root, left, right = split_partition(OF_KEYS, Partition(ROOT, None, Region()), Split("key", 10), "l", "r")
     divided, low, high = split_partition(OF_KEYS, left, Split("key", 5), "ll", "lr")
@@ -46,7 +46,7 @@ def test_references_of_existing_partitions_stay_there(trees: Trees) -> None:
 
 
 def test_parts_of_one_file_in_merged_partitions_become_one(trees: Trees) -> None:
-    """The sum is approximate if one part is. The file still has rows of other partitions."""
+    """Two references to a file become one, whose count is the sum; it is approximate if either count is."""
     [found] = placed([part("a", "ll", 30), part("a", "lr", 12, approximate=True)], *trees)
     assert found == part("a", "m", 42, approximate=True)
     [found] = placed([part("a", "ll", 30), part("a", "lr", 12)], *trees)

@@ -60,7 +60,7 @@ def test_a_dry_run_changes_nothing(deployed: Deployed, clock: FakeClock) -> None
 
 
 def test_a_cluster_replaced_by_a_restore_is_reported(deployed: Deployed, clock: FakeClock) -> None:
-    """The status reports it too. No other command uses the cluster, but it still costs money."""
+    """The resume and the status report the former cluster: it is not used any more, but costs money."""
     deployed.client("rds").create_db_cluster(
         DBClusterIdentifier="the-former", Engine="aurora-postgresql", MasterUsername="owner",
         MasterUserPassword="a password", Tags=[{"Key": resources.INSTANCE_TAG, "Value": "dev"}],
@@ -76,7 +76,7 @@ def test_a_cluster_replaced_by_a_restore_is_reported(deployed: Deployed, clock: 
 def test_an_instance_is_not_resumed_during_a_deploy(
     deployed: Deployed, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deploy has already read the state paused, and would leave schedules and mappings disabled."""
+    """The deploy has already read the desired state "paused", and leaves schedules and mappings disabled."""
     pause(deployed.find(), clock=clock.clock)
     stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
     monkeypatch.setattr("dormouse.aws.pause.stacks_of", lambda aws, instance_id: iter(stacks))
@@ -127,7 +127,10 @@ class Interrupted(BaseException):
 
 
 def _interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> bool:
-    """Interrupts `act` at its call of AWS with this number, counted from 0. Returns whether there was one."""
+    """Runs `act`, and interrupts it at its call number `number` of AWS, counted from 0.
+
+    Returns whether there was such a call.
+    """
     counted, original = iter(range(number)), BaseClient._make_api_call  # type: ignore[attr-defined]
 
     def call(self: Any, *given: Any) -> Any:

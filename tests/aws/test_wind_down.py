@@ -39,7 +39,7 @@ def moto() -> Iterator[None]:
 
 
 def listed(deployed: Deployed) -> dict[str, list[dict[str, str]]]:
-    """Returns the resources of each stack, as CloudFormation would list them."""
+    """Returns the resources of each stack by its name, as CloudFormation would list them."""
 
     def resource(kind: str, name: str, logical: str = "It") -> dict[str, str]:
         of = {"ResourceType": kind, "PhysicalResourceId": name, "LogicalResourceId": logical}
@@ -168,7 +168,7 @@ def replaced(deployed: Deployed, *, protected: bool = False) -> None:
 
 
 def test_clusters_replaced_by_a_restore_are_started_and_deleted() -> None:
-    """They belong to no stack, but use security groups of stacks."""
+    """The former clusters belong to no stack, but use security groups that stacks delete."""
     deployed, clock = deploy(), FakeClock()
     replaced(deployed)
     assert ended(deployed, clock)["delete the database clusters that a restore has replaced"] == "done"
@@ -194,7 +194,7 @@ def test_the_plan_lists_clusters_replaced_by_a_restore(deployed_stacks: Deployed
 
 
 def test_only_snapshots_of_restores_are_listed_and_deleted(deployed_stacks: Deployed) -> None:
-    """Their key and objects are deleted with the instance, and no other command would list them."""
+    """Snapshots that restores made are useless without the instance's key and objects. Others stay."""
     rds, ours = deployed_stacks.client("rds"), "dormouse-dev-at-20261120140000-0123abcd"
     for name in (ours, "of-people"):
         rds.create_db_cluster_snapshot(

@@ -38,18 +38,25 @@ CHANGED_IN_PLACE = {
         "PreferredMaintenanceWindow",
     }
 }
-"""Properties that the schema calls a replacement under conditions that our instances never meet."""
+"""Properties that AWS's schemas list as replacing the resource, but which our instances change in place.
+
+By type of resource.
+"""
 
 CONFIGURATIONS = ("dev", "minimal", "prod", "copied")
-"""Names of configurations. `copied` has only what backups, copies and the audit add."""
+"""Names of configurations. `copied` has only resources that backups, copies and the audit add."""
 
 FILE = Path(__file__).parent / "frozen/released.json"
 Held = dict[str, dict[str, Any]]
-"""The type and the properties that must stay, by `stack/logical id`."""
+"""The type of each resource and its properties that must not change, by `stack/logical id`."""
 
 
 def held(templates: Mapping[str, Any]) -> Held:
-    """Returns the properties that must not change, without facts that each deployment reads again."""
+    """Returns the properties that must not change, of all resources that hold data.
+
+    Includes the resources to which these properties refer. Leaves out facts, which each deployment reads
+    again.
+    """
     found: Held = {}
     for stack, template in templates.items():
         resources = template.get("Resources", {})
@@ -67,7 +74,7 @@ def held(templates: Mapping[str, Any]) -> Held:
 
 
 def replaced(before: Held, after: Held) -> list[str]:
-    """Returns a line for each resource that would be deleted or replaced."""
+    """Returns a line for each missing resource, and for each changed property that replaces a resource."""
     lines = [f"{name} is missing" for name in before.keys() - after.keys()]
     for name in before.keys() & after.keys():
         was, now = before[name], after[name]
@@ -76,7 +83,10 @@ def replaced(before: Held, after: Held) -> list[str]:
 
 
 def _fixed(kind: str) -> set[str]:
-    """Returns the properties whose change is a replacement, by AWS's schemas in cfn-lint."""
+    """Returns the properties of a type of resource whose change replaces the resource.
+
+    They come from AWS's schemas in cfn-lint; empty for custom resources.
+    """
     from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
     if "::" not in kind or kind.startswith("Custom::"):
@@ -100,7 +110,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    """Writes the file from the snapshots, which are the templates as they were reviewed."""
+    """Writes `frozen/released.json` from the reviewed templates, which are stored as snapshots."""
     texts = []
     for one in CONFIGURATIONS:
         lines = [f'  "{key}": {json.dumps(fixed)}' for key, fixed in held(reviewed(one)).items()]

@@ -1,19 +1,20 @@
 """The reviewed templates: one whole assembly, and how those of other settings differ from it.
 
 `pytest tests/infrastructure --snapshot-update` renews them. `__snapshots__/test_templates` has the whole
-assembly of the settings in `WHOLE`. For other settings it has, by path in the assembly, what is removed,
-renamed, changed and added:
+assembly of the settings in `WHOLE`. For other settings it has the removed, renamed, changed and added values,
+by path in the assembly:
 
-- a path counts what is changed above it, as do the indexes of `changed` in a list;
-- in a list, `removed` has indexes before the change, and `added` what goes in front of such an index.
+- The names and indexes in a path are those after the changes of outer collections.
+- In a list, `removed` has indexes from before the change. `added` has lists of new values, by the old index
+  before which they are inserted. `changed` has indexes from after the change.
 
 Templates are written in a shorter form, which `restored` turns back into the same values:
 
-- `<id>` is the id of the instance, `<ssm name>` the logical id of a parameter that is read from SSM;
-- text with references in guillemets is a `Fn::Join` of its parts, or one `Ref`, `Fn::GetAtt` or
-  `Fn::ImportValue`. `«Name[5]»` is the part of that number between colons, `«function Name»` the name in the
-  ARN of a function;
-- text of a `Fn::Join` that is long is a list of lines.
+- `<id>` is the id of the instance. `<ssm name>` is the logical id of a parameter that is read from SSM.
+- A text with references in guillemets is a `Fn::Join` of its parts, or one `Ref`, `Fn::GetAtt` or
+  `Fn::ImportValue`. `«Name[5]»` is the part with index 5 of a value that is divided at colons.
+  `«function Name»` is the name in the ARN of a lambda.
+- A long text of a `Fn::Join` is a list of lines.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from syrupy.extensions.json import JSONSnapshotExtension
 WHOLE = "prod"
 SNAPSHOTS = Path(__file__).parent / "__snapshots__"
 WIDTH_MAX = 140
-"""The longest line, in characters; longer collections have a line for each element."""
+"""The greatest length of a line, in characters. A longer collection has one line for each element."""
 
 TEXT_MAX = 200
-"""The longest text on one line, in characters; longer text has several lines."""
+"""The greatest length of a text on one line, in characters. A longer text has several lines."""
 
 SHARED_MIN = 60
-"""The shortest collection, in characters, that is shared by an alias; shorter ones are repeated."""
+"""The least length, in characters, of a repeated collection that is written once and then referred to."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 HASH_OF_ID = re.compile(r"[0-9A-F]{8,12}")
@@ -49,11 +50,11 @@ SSM = "C96584B6F00A464EAD1953AFF4B05118Parameter"
 EXPORT = ("dormouse-<id>-", ":ExportsOutput")
 Templates = dict[str, Any]
 Pair = tuple[Any, Any, Any]
-"""A key or an index, and two values that differ there."""
+"""(key or index, old value, new value) of a place where two collections differ."""
 
 
 def reviewable(templates: Mapping[str, Any]) -> Templates:
-    """Returns the templates without the bootstrap's version and the hashes of what is uploaded."""
+    """Returns the templates without the version of the bootstrap, and without the hashes of uploads."""
     cleaned = {}
     for stack, template in templates.items():
         parameters = {
@@ -68,7 +69,7 @@ def reviewable(templates: Mapping[str, Any]) -> Templates:
 
 
 def shortened(templates: Mapping[str, Any], instance: str) -> Templates:
-    """Returns reviewable templates in the shorter form, after a check that no value is lost."""
+    """Returns the reviewable templates in the shorter form, after checking that no value is lost."""
     given = reviewable(templates)
     text = json.dumps(given)
     assert "<id>" not in text and "<ssm " not in text
@@ -80,7 +81,7 @@ def shortened(templates: Mapping[str, Any], instance: str) -> Templates:
 
 
 def restored(short: Mapping[str, Any], instance: str) -> Templates:
-    """Returns the templates of the shorter form."""
+    """Returns the full templates of those in the shorter form."""
     text = json.dumps(_long(short)).replace("<id>", instance)
     found: Templates = json.loads(
         re.sub(r"<ssm (\w+)>", rf"SsmParameterValuedormouse{instance}\1{SSM}", text)
@@ -89,7 +90,10 @@ def restored(short: Mapping[str, Any], instance: str) -> Templates:
 
 
 def reviewed(name: str) -> Templates:
-    """Returns the reviewed templates of a configuration; of `copied`, only what is reviewed there."""
+    """Returns the reviewed templates of a configuration in full.
+
+    The snapshot of `copied` has only the resources that backups, copies and the audit add.
+    """
     short = _read(name)
     return restored(short if name in {WHOLE, "copied"} else applied(short, whole()), name)
 
@@ -111,7 +115,10 @@ def _read(name: str) -> Any:
 
 
 def differences(before: Any, after: Any, path: str = "") -> dict[str, dict[str, Any]]:
-    """Returns the removed, renamed, changed and added values, by path."""
+    """Returns the removed, renamed, changed and added values between two collections.
+
+    By path of a collection that differs, and by kind of change: see the top of this file.
+    """
     if isinstance(before, dict):
         found, inner = _of_objects(before, after)
     else:
@@ -160,7 +167,7 @@ def _of_lists(before: list[Any], after: list[Any]) -> tuple[dict[str, Any], list
 
 
 def applied(changes: Mapping[str, Mapping[str, Any]], before: Templates) -> Templates:
-    """Returns the result of applying the differences to `before`."""
+    """Returns a copy of `before` with the changes, which `differences` has returned."""
     found = deepcopy(before)
     for path, change in sorted(changes.items()):
         place: Any = found
@@ -180,7 +187,7 @@ def applied(changes: Mapping[str, Mapping[str, Any]], before: Templates) -> Temp
 
 
 def _escaped(key: str | int) -> str:
-    """Returns a part of a path, as in a JSON pointer."""
+    """Returns a key as a part of a path, escaped as in a JSON pointer."""
     return str(key).replace("~", "~0").replace("/", "~1")
 
 
@@ -224,7 +231,10 @@ def _long(value: Any) -> Any:
 
 
 def _reference(value: Any) -> str:
-    """Returns the text between guillemets: a short form of the function, or else its JSON."""
+    """Returns the text that stands between guillemets for a CloudFormation function.
+
+    Known functions have a short form; the text of all others is their JSON.
+    """
     match value:
         case {"Ref": str(name)}:
             return name[1:-1] if name.startswith("<ssm ") else name
@@ -242,7 +252,7 @@ def _reference(value: Any) -> str:
 
 
 def _name(function: str) -> dict[str, Any]:
-    """Returns the name of a function, as the CDK finds it in the ARN."""
+    """Returns the CloudFormation expression with which the CDK takes a lambda's name from its ARN."""
     account = [
         "arn:",
         {"Ref": "AWS::Partition"},
@@ -256,7 +266,7 @@ def _name(function: str) -> dict[str, Any]:
 
 
 def _parts(text: str) -> list[Any]:
-    """Splits a text into its plain texts and references."""
+    """Splits a text at its guillemets into plain texts and the functions of the references."""
     texts = re.split("«(.*?)»", text)
     return [_referred(one) if number % 2 else one for number, one in enumerate(texts) if number % 2 or one]
 
@@ -280,12 +290,15 @@ def _referred(text: str) -> Any:
 
 
 class Yaml(JSONSnapshotExtension):
-    """A YAML file with full lines, and an alias in place of each repeated collection."""
+    """A snapshot file in YAML, with few long lines.
+
+    A repeated collection is written once, and later replaced by an alias.
+    """
 
     file_extension = "yaml"
 
     def serialize(self, data: Any, **_: Any) -> str:
-        """Returns the text of the file."""
+        """Returns the data as the text of a YAML file."""
         node = _Dumper("").represent_data(_shared(data, {}))
         _fit(node, set())
         found: str = yaml.serialize(node, Dumper=_Dumper, width=100_000, allow_unicode=True)
@@ -297,12 +310,12 @@ class _Dumper(yaml.SafeDumper):
         return not isinstance(data, dict | list) or len(_text(data)) < SHARED_MIN
 
     def generate_anchor(self, node: yaml.Node) -> str:
-        """Returns a name by the content, so that a new anchor changes no other."""
+        """Returns a name derived from the content, so that adding an anchor renames no other."""
         return sha256(yaml.serialize(node, Dumper=yaml.CSafeDumper).encode()).hexdigest()[:6]
 
 
 def _shared(value: Any, known: dict[str, Any]) -> Any:
-    """Returns the value, in which equal collections are one object."""
+    """Returns a copy of the value in which equal collections are the same object, and keys are sorted."""
     if isinstance(value, dict):
         value = {key: _shared(one, known) for key, one in sorted(value.items())}
     elif isinstance(value, list):
@@ -313,7 +326,10 @@ def _shared(value: Any, known: dict[str, Any]) -> Any:
 
 
 def _fit(node: yaml.Node, seen: set[yaml.Node]) -> int:
-    """Puts each collection that is short enough on one line, and returns its width."""
+    """Marks each collection in a node that is short enough to be written on one line.
+
+    Returns the node's width in characters.
+    """
     if node in seen:
         return len("*a1b2c3")
     if isinstance(node, yaml.ScalarNode):

@@ -20,7 +20,7 @@ IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
 
 @pytest.fixture
 def own(synthesized: All) -> Assembly:
-    """Returns an instance in a VPC of its own that is deployed paused."""
+    """Returns the assembly of an instance with its own VPC, deployed paused."""
     return synthesized("transient")
 
 
@@ -44,7 +44,7 @@ def test_there_is_no_host_unless_the_settings_have_one(name: str, synthesized: A
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "transient"])
 def test_nothing_can_connect_to_the_host(name: str, synthesized: All) -> None:
-    """The host has no inbound rule, no public address and no key to log in with."""
+    """The host has no inbound rule, no public address and no SSH key."""
     found = synthesized(name)
     [host] = of(found, "AWS::EC2::Instance")
     assert "KeyName" not in host.properties

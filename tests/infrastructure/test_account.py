@@ -27,7 +27,10 @@ CHANNELS = ("AWS::Chatbot::SlackChannelConfiguration", "AWS::Chatbot::MicrosoftT
 
 @pytest.fixture(scope="module")
 def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """Returns an instance with every demand, and with clusters on EC2, which have the most roles."""
+    """Returns the assembly of an instance with all demands of an organization.
+
+    It has clusters on EC2, which have the most roles.
+    """
     iam = {"permissions_boundary": BOUNDARY, "role_path": "/service/dormouse/", "role_prefix": "acme-" * 4}
     configuration = settings(
         "prod",
@@ -42,7 +45,7 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
 
 @pytest.fixture(scope="module")
 def existing(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """Returns an instance with keys and topics that exist already."""
+    """Returns the assembly of an instance that uses existing keys and topics."""
     configuration = settings(
         "prod",
         storage={"key_arn": KEYS[0]},
@@ -74,7 +77,7 @@ def test_all_roles_have_the_path_and_unique_short_names(bound: Assembly) -> None
 
 @pytest.mark.slow
 def test_a_role_with_another_path_has_another_name(bound: Assembly, tmp_path: Path) -> None:
-    """CloudFormation creates the new role while the old one still has its name."""
+    """CloudFormation creates the new role while the old one exists, so the two need different names."""
     iam = {"role_path": "/other/", "role_prefix": "acme-" * 4}
     configuration = settings("minimal", id="a" * 20, iam=iam, compaction={"engine": "emr-ec2-steps"})
     other = synthesize(configuration, tmp_path / "assembly", checked=False)
@@ -107,7 +110,7 @@ def test_a_channel_gets_alarms_and_has_no_other_rights(bound: Assembly, kind: st
 
 
 def test_another_team_gets_a_configuration_with_another_name(bound: Assembly) -> None:
-    """CloudFormation creates the new configuration before it deletes the old one, and refuses equal names."""
+    """CloudFormation creates the new configuration before it deletes the old one, so their names differ."""
     [channel] = bound.resources(CHANNELS[1])
     assert channel.properties["ConfigurationName"] == f"dormouse-{'a' * 20}-{TEAMS['teams_team']}"
     named = [channel.properties[f"Team{key}"] for key in ("sTenantId", "Id", "sChannelId")]

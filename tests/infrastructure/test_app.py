@@ -19,12 +19,12 @@ from tests.assembly import ROOT
 RunHere = Callable[..., tuple[int, str]]
 PACKAGES = ("commit", "compaction", "garbage", "maintenance", "migrate", "pause", "runs", "tables")
 SAYS_WHERE = ".metadata.json"
-"""The suffix of files in which the CDK traces constructs for its messages, with its temporary folder."""
+"""The suffix of files with the CDK's traces of constructs, which contain the path of a temporary folder."""
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """Returns a checkout with dummies of the packages that are built."""
+    """Returns a copy of the checkout, with empty packages in place of those that `make` builds."""
     root = tmp_path / "checkout"
     root.mkdir()
     for folder in ("dormouse", "stacks", "config"):
@@ -47,7 +47,7 @@ def built(tmp_path: Path) -> Path:
 def run(
     root: Path, cwd: Path, outdir: Path, config: str | None, *arguments: str, **environment: str
 ) -> tuple[int, str]:
-    """Runs `python app.py` like the CLI, and returns the exit code and the text of stderr."""
+    """Runs `python app.py` as the CDK's CLI does; returns the exit code and the text of stderr."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("CDK_", "JSII_", "AWS_"))
     }
@@ -70,9 +70,9 @@ def run(
 def run_here(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> RunHere:
-    """Returns a function that runs `app.py` in this process, and gives the exit code and stderr.
+    """Returns a function that runs `app.py` in this process, and returns the exit code and stderr.
 
-    That is faster than a new process, as Node has loaded the CDK already.
+    This is faster than a new process, because Node has already loaded the CDK.
     """
     from stacks.instance import new_app
 
@@ -129,7 +129,10 @@ def test_a_missing_package_has_a_placeholder_and_a_hint_how_to_build_it(
 def test_all_missing_packages_are_named_and_no_stack_that_needs_them_deploys(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
-    """The CLI runs the command of a placeholder when it uploads the file, before it deploys the stack."""
+    """A placeholder for a missing package has a command that fails.
+
+    The CDK's CLI runs the command before it deploys the stack.
+    """
     shutil.rmtree(built / "build")
     path = tmp_path / "intel.toml"
     path.write_text(
@@ -201,7 +204,7 @@ def test_a_region_of_the_credentials_without_certificates_is_refused_by_name(
 def test_a_resource_that_a_region_lacks_is_an_error_without_traceback(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CLI prints the reason from the report."""
+    """The CDK's CLI later prints the reason, which it finds in the validation report."""
     monkeypatch.setattr("dormouse.settings.section._regions", lambda _: {"us-gov-west-1"})
     path = tmp_path / "government.toml"
     where = 'account = "123456789012"\nregion = "us-gov-west-1"'
@@ -228,7 +231,7 @@ def test_a_missing_file_is_one_line(run_here: RunHere) -> None:
 
 
 def test_the_lock_names_no_host() -> None:
-    """It pins the version in package.json, too."""
+    """The lock file names no registry but npm's own, and pins the CDK's version of package.json."""
     lock = (ROOT / "package-lock.json").read_text("utf-8")
     version = json.loads((ROOT / "package.json").read_text("utf-8"))["devDependencies"]["aws-cdk"]
     assert "resolved" not in lock or "https://registry.npmjs.org/" in lock

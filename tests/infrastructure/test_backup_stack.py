@@ -28,7 +28,7 @@ def made(folder: Path, **changes: Any) -> Assembly:
 
 
 def plans(assembly: Assembly) -> dict[str, dict[str, Any]]:
-    """Returns the only rule of each backup plan, by name."""
+    """Returns the rule of each backup plan by the rule's name. A plan must have one rule."""
     found = [
         one.properties["BackupPlan"]["BackupPlanRule"]
         for one in assembly.resources("AWS::Backup::BackupPlan")
@@ -158,7 +158,7 @@ def test_the_copy_is_deployed_before_the_stacks_that_use_it(copied: Assembly) ->
 
 
 def test_each_copied_snapshot_finds_its_objects_in_the_copy(copied: Assembly) -> None:
-    """Objects that are deleted after a snapshot are kept longer than the snapshot."""
+    """The copy keeps deleted objects longer than the snapshots that refer to them."""
     [action] = plans(copied)["Database"]["CopyActions"]
     [vault] = [one for one in copied.resources("AWS::Backup::BackupVault") if one.stack == "copy"]
     where = action["DestinationBackupVaultArn"]

@@ -27,7 +27,7 @@ All = Callable[[str], Assembly]
 
 @pytest.fixture(params=list(ENGINES))
 def name(request: pytest.FixtureRequest) -> str:
-    """Returns the name of a configuration for each engine."""
+    """Returns the names of configurations in turn, one for each engine."""
     return str(request.param)
 
 
@@ -147,7 +147,7 @@ def test_a_vpc_with_an_endpoint_of_emr_gets_no_other(synthesized: All) -> None:
 
 
 def test_the_deploy_creates_no_cluster(synthesized: All) -> None:
-    """A cluster of the stack that ended when idle could not be started again."""
+    """A run creates the cluster. CloudFormation could not start one again that has ended when idle."""
     assert not [one for name in ENGINES for one in synthesized(name).resources("AWS::EMR::Cluster")]
 
 
@@ -262,7 +262,7 @@ def test_roles_are_passed_by_name_and_only_to_emr(name: str, synthesized: All) -
 
 @pytest.mark.parametrize("name", ON_EC2)
 def test_emr_changes_only_resources_that_are_tagged_or_named(name: str, synthesized: All) -> None:
-    """Exceptions are images, fleets and interfaces, which launch a machine and have no tag yet."""
+    """Images, fleets and interfaces are exceptions: a machine is launched with these, and has no tag yet."""
     free = set()
     for action, where, condition in allowed(synthesized(name), "compaction", "EmrServiceRole"):
         tags = {key for one in condition.values() for key in one}
@@ -313,7 +313,7 @@ def test_logs_of_runs_expire(name: str, synthesized: All) -> None:
 
 
 def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> RunsEnvironment:
-    """Loads the environment of the lambdas for runs, as these lambdas do."""
+    """Sets the environment variables of the lambdas for runs, and returns the settings read from them."""
     functions = [
         one
         for one in assembly.resources("AWS::Lambda::Function")
@@ -327,7 +327,7 @@ def runs_environment(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> Run
 
 
 def roles(assembly: Assembly) -> dict[str, Any]:
-    """Returns the roles of the stack, by logical id without the hash."""
+    """Returns the properties of the stack's roles by logical id, without the hash at its end."""
     found = assembly.resources("AWS::IAM::Role")
     return {one.name[:-8]: one.properties for one in found if one.stack == "compaction"}
 
@@ -339,7 +339,7 @@ def beyond_logs(assembly: Assembly, function: str) -> set[str]:
 
 
 def flat_partition(arn: str) -> str:
-    """Replaces partition, region and account, so that ARNs do not depend on the settings."""
+    """Replaces the partition, region and account of an ARN by fixed words."""
     return (
         arn.replace("arn:aws:", "arn:Partition:")
         .replace("eu-central-1", "Region")

@@ -17,7 +17,7 @@ PROXY_PORT, PORT = 5432, 5433
 
 
 def rules(assembly: Assembly) -> list[tuple[str, int, int]]:
-    """Returns the source, first port and last port of each rule for clients."""
+    """Returns (source, first port, last port) of each inbound rule for clients."""
     found: list[tuple[str, int, int]] = []
     for one in assembly.resources("AWS::EC2::SecurityGroup", "AWS::EC2::SecurityGroupIngress"):
         if one.stack == "database":
@@ -37,9 +37,10 @@ def test_only_clients_of_the_settings_may_connect(synthesized: All) -> None:
 
 @pytest.mark.slow
 def test_clients_of_a_proxy_may_also_connect_to_the_clusters_of_row_tables(tmp_path: Path) -> None:
-    """Clusters of rows have no proxy. The host for access and the query service may connect to them, too.
+    """Clusters of row tables have no proxy, and so another port than the proxy.
 
-    Each client has one rule for both ports, as a security group has at most 60 rules.
+    Each client has one rule for the range of both ports, because a security group has at most 60 rules. The
+    host for access and the query service have the same rights.
     """
     database = {"kind": "serverless", "min_acu": 1, "proxy": True, "client_cidrs": ["10.30.0.0/16"]}
     rows = {"databases": 1, "own_clusters": True}

@@ -17,7 +17,7 @@ WHOLE = {"id": "dev", "database": {"kind": "serverless"}}
 
 
 def guarded(folder: Path, **more: Any) -> Any:
-    """Returns the properties of the guard."""
+    """Returns the guard's properties in the settings `WHOLE`, replaced by `more`."""
     assembly = synthesize(parse(WHOLE | more), folder / "assembly", checked=False)
     [found] = [one for one in assembly.resources() if one.type == RESOURCE_TYPE]
     return found.properties
@@ -42,7 +42,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_guard_changes_with_the_database_and_with_tags(
     change: dict[str, Any], before: Any, tmp_path: Path
 ) -> None:
-    """CloudFormation passes a stack's tags to the cluster, which modifies it though no template differs."""
+    """A change of tags modifies the cluster without changing a template, so the guard must change, too."""
     assert before["Changes"] != guarded(tmp_path, **change)["Changes"]
 
 

@@ -69,7 +69,7 @@ def test_no_allowed_action_is_a_wildcard(assembly: Assembly) -> None:
 
 
 def test_key_policies_delegate_only_to_iam(assembly: Assembly) -> None:
-    """Only the account itself has `kms:*`: without that, no principal could ever change the key."""
+    """Only the account has `kms:*`. Without this statement, no principal could ever change the key."""
     for key in assembly.resources("AWS::KMS::Key"):
         for statement in key.properties["KeyPolicy"]["Statement"]:
             if any("*" in action for action in listed(statement["Action"])):
@@ -77,7 +77,7 @@ def test_key_policies_delegate_only_to_iam(assembly: Assembly) -> None:
 
 
 def test_keys_are_used_only_through_the_services_that_store_the_data(assembly: Assembly) -> None:
-    """Roles use keys only through these services. EMR also needs keys for volumes of clusters."""
+    """Roles use keys only through S3 and Secrets Manager. Keys for the volumes of EMR are an exception."""
     services = {
         json.dumps(statement.get("Condition", {}).get("StringEquals", {}).get("kms:ViaService"))
         for where, statement in statements(assembly)
@@ -131,7 +131,7 @@ def test_each_lambda_has_a_role_and_a_log_group_of_its_own(assembly: Assembly) -
 
 
 def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) -> None:
-    """Other lambdas are outside: from the VPC they could not reach the services that they call."""
+    """All other lambdas are outside the VPC. Inside, they could not reach the AWS services that they call."""
     for one in assembly.resources("AWS::Lambda::Function"):
         handler = one.properties["Handler"]
         knows = handler.split(".")[1] in DATABASE_PACKAGES and handler != GETS_THE_LOGIN
@@ -139,7 +139,7 @@ def test_lambdas_are_in_the_vpc_if_they_know_the_database(assembly: Assembly) ->
 
 
 def test_code_in_the_vpc_may_not_change_network_interfaces(assembly: Assembly) -> None:
-    """The rule names `function:*`, as CloudFormation shortens the names of functions of some stacks."""
+    """The statement names `function:*`, because CloudFormation shortens the names of some functions."""
     refused = [
         flat(statement["Condition"]["ArnLike"]["lambda:SourceFunctionArn"])
         for policy in assembly.resources("AWS::IAM::Policy")
@@ -231,9 +231,9 @@ def test_buckets_block_public_access_and_log_accesses(assembly: Assembly) -> Non
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_deleted_objects_are_kept_as_long_as_a_database_can_be_restored(name: str, synthesized: Any) -> None:
-    """A database that is restored to a point in time refers to objects that were deleted since.
+    """A database that is restored to a point in time refers to objects that were deleted after that time.
 
-    They are kept one day longer than needed and no more, as they cost money.
+    The bucket keeps deleted objects one day longer than such restores need. More days would cost money.
     """
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     buckets = {one.name[:4]: one.properties for one in assembly.resources("AWS::S3::Bucket")}
@@ -254,9 +254,10 @@ def test_deleted_objects_are_kept_as_long_as_a_database_can_be_restored(name: st
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_only_a_protected_instance_keeps_its_data(name: str, synthesized: Any) -> None:
-    """Exceptions are parts that can be created again, such as readers, and parts of a failed first deploy.
+    """A protected instance keeps its data when its stacks are deleted.
 
-    A kept part that belongs to no stack would cost money unnoticed.
+    Parts that can be created again, such as readers, and parts of a failed first deploy are deleted. If kept,
+    they would cost money without belonging to a stack.
     """
     settings, assembly = CONFIGURATIONS[name](), synthesized(name)
     wanted = KEPT if settings.protected else DELETED
@@ -323,8 +324,9 @@ def test_logs_expire(assembly: Assembly) -> None:
 
 
 def test_no_resource_has_a_physical_name(assembly: Assembly) -> None:
-    """Exceptions are parameters, which commands look up, the log group that RDS names, and the bucket of a
-    copy, whose name the other region must know.
+    """CloudFormation chooses the names. The bucket of a copy has a fixed name, for the other region to know.
+
+    Parameters, which commands look up, and the log group that RDS names are not checked.
     """
     named = {
         str(one)
@@ -345,7 +347,7 @@ def test_no_resource_has_a_physical_name(assembly: Assembly) -> None:
 
 
 def statements(assembly: Assembly) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each statement of each policy document, with the document's place."""
+    """Yields (place of the policy document, statement) for each statement of each policy document."""
     for resource in assembly.resources():
         yield from documents(str(resource), resource.properties)
 

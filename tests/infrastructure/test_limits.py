@@ -22,11 +22,14 @@ LONGEST = {
     "ServiceAccess": "sg-0123456789abcdef0",
     "": "x" * 110,
 }
-"""The longest value of a reference, by a part of its name. The last is for names of buckets and hosts."""
+"""The longest value that a reference can have, by a part of the reference.
+
+The first match counts. The last key matches all others, such as names of buckets and hosts.
+"""
 
 
 def resolved(value: Any) -> str:
-    """Returns a text of a template with the longest values that it may have when it is deployed."""
+    """Returns a text of a template, in which each reference is replaced by its longest value."""
     if isinstance(value, str):
         return value
     if "Fn::Join" in value:

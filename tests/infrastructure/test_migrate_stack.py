@@ -10,7 +10,7 @@ from tests.template import allowed
 
 
 def test_custom_resources_have_no_secrets(assembly: Assembly) -> None:
-    """CloudFormation does not resolve secrets for them: the lambda would get the reference itself."""
+    """CloudFormation does not resolve references to secrets in custom resources."""
     customs = [one for one in assembly.resources() if one.type.startswith("Custom::")]
     assert customs
     for one in customs:
@@ -36,7 +36,7 @@ def test_the_lambda_that_reads_the_master_login_may_otherwise_only_write_the_sta
 
 
 def test_a_failed_migration_is_not_retried_without_cloudformation(assembly: Assembly) -> None:
-    """This holds for both lambdas that get the event."""
+    """Neither of the two lambdas is retried by AWS: each ends before CloudFormation gives up waiting."""
     configs = [one for one in assembly.resources("AWS::Lambda::EventInvokeConfig") if one.stack == "migrate"]
     [queued] = {one.properties["MaximumEventAgeInSeconds"] for one in configs}
     functions = [one for one in assembly.resources("AWS::Lambda::Function") if one.stack == "migrate"]
@@ -51,7 +51,10 @@ def test_a_failed_migration_is_not_retried_without_cloudformation(assembly: Asse
 
 
 def test_migrations_may_log_in_as_the_master_user_with_a_token(assembly: Assembly) -> None:
-    """RDS may refuse its password once rds_iam has members: see test_migrate_login.py."""
+    """RDS may refuse the master user's password once the role rds_iam has members.
+
+    See `test_migrate_login.py`.
+    """
     users = [
         where
         for action, where, _ in allowed(assembly, "migrate", "MigrateRole")

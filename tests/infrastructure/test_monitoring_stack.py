@@ -103,7 +103,7 @@ def test_alarms_watch_the_metrics_that_lambdas_write(name: str, synthesized: All
 
 @pytest.mark.parametrize("what", ["Orphaned-objects", "Failing-rounds", "Payload-backlog"])
 def test_a_metric_of_rounds_keeps_its_state_until_the_next_value(synthesized: All, what: str) -> None:
-    """The lambdas send such a metric seldom, or once a day. There is no data in between."""
+    """The lambdas send such a metric once a day or less often. Without data, the alarm keeps its state."""
     alarm = alarms(synthesized("prod"))[f"{what}-Alarm"]
     assert (alarm["TreatMissingData"], alarm["EvaluationPeriods"]) == ("ignore", 1)
 
@@ -119,7 +119,7 @@ def test_messages_that_wait_for_a_paused_database_raise_no_alarm(synthesized: Al
 
 
 def test_the_alarm_for_running_while_paused_waits_an_hour(synthesized: All) -> None:
-    """The lambda checks every nine minutes, so each period has a value. Values of an hour raise the alarm."""
+    """The lambda sends a value every nine minutes, so each period has one. One hour of values is needed."""
     alarm = alarms(synthesized("dev"))["Running-while-paused-Alarm"]
     [period] = {one["MetricStat"]["Period"] for one in alarm["Metrics"]}
     assert period >= 540
@@ -152,7 +152,7 @@ def test_there_is_a_budget_only_if_the_settings_have_one(synthesized: All) -> No
 
 
 def test_the_stack_imports_nothing_from_watched_stacks(name: str, synthesized: All) -> None:
-    """An export in use cannot be removed: a deployment with fewer queues would fail."""
+    """CloudFormation cannot remove an export in use, so a deployment with fewer queues would fail."""
     assert "Fn::ImportValue" not in json.dumps(synthesized(name).templates["monitoring"])
 
 
@@ -184,7 +184,7 @@ def test_an_instance_with_the_same_id_in_another_region_has_its_own_dashboard(sy
 
 
 def test_an_alarm_is_raised_days_before_messages_expire_even_while_paused(synthesized: All) -> None:
-    """The alarm depends only on the age of messages; the one for long waits needs database metrics."""
+    """The alarm uses only the age of messages, because a paused database sends no metrics."""
     alarm = alarms(synthesized("prod"))["Commits-1-loss-Alarm"]
     assert {metric for _, metric, _ in used(alarm)} == {"ApproximateAgeOfOldestMessage"}
     settings = CONFIGURATIONS["prod"]().commit
@@ -195,7 +195,7 @@ def test_an_alarm_is_raised_days_before_messages_expire_even_while_paused(synthe
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["Garbage", "Maintenance"])
 def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, tmp_path: Path) -> None:
-    """The interval of the schedule does not matter, as no other part retries."""
+    """The alarm counts calls in days, so that it also works for a schedule of one call a day."""
     rare = {"every_minutes": 1_440}
     given: Any = {"garbage": rare, "maintenance": rare, "compaction": None}
     found = synthesize(settings("dev", **given), tmp_path / "assembly", checked=False)

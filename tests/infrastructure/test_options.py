@@ -15,7 +15,7 @@ from tests.infrastructure.released import held, replaced
 
 OPTIONS = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
 WATCHING = {"monitoring", "pause"}
-"""They show, and switch, what there is."""
+"""Stacks whose contents depend on all others, because they watch them or switch their parts."""
 
 HARMLESS = re.compile(
     r"\w+/Resources/Facts\w+|storage/Resources/Data\w+/Properties/LifecycleConfiguration/Rules"
@@ -29,7 +29,7 @@ Changed = Callable[..., Assembly]
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Changed:
-    """Returns a function that synthesizes an instance with changed tables of its settings."""
+    """Returns a function that synthesizes a configuration with the given tables of settings replaced."""
 
     def made(name: str = "prod", **changes: Any) -> Assembly:
         return synthesize(settings(name, **changes), tmp_path / "assembly", checked=False)
@@ -42,7 +42,7 @@ def changed(tmp_path: Path) -> Changed:
 def test_a_disabled_option_has_no_resources_and_changes_no_other_stack(
     option: str, changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """No export is left either, because one in use cannot be removed.
+    """No other stack differs. CloudFormation could not remove an export that another stack still uses.
 
     These differences in other stacks are allowed:
 
@@ -97,7 +97,7 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
 def test_a_vpc_with_all_endpoints_gets_no_resources(
     changed: Changed, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """There is no warning either. Its stack has only a placeholder, and no route table is needed."""
+    """The network stack has only a placeholder resource. The synth prints no warning about route tables."""
     network = {key: value for key, value in EXISTING_VPC.items() if key != "route_table_ids"}
     found = changed(network={**network, "s3_endpoint": "existing"}, query={"endpoints": "existing"})
     assert {one.type for one in found.resources() if one.stack == "network"} == {
@@ -126,7 +126,7 @@ def test_an_own_vpc_uses_the_named_zones(
 
 
 def test_a_pinned_account_is_not_queried(changed: Changed) -> None:
-    """The synth needs no credentials, and writes no file with answers of the account."""
+    """The settings name the account and region, so the synth needs no credentials and asks AWS nothing."""
     found = changed("minimal", account="123456789012", region="eu-west-1")
     manifest = json.loads((found.folder / "manifest.json").read_text("utf-8"))
     assert "missing" not in manifest
@@ -137,7 +137,7 @@ def test_a_pinned_account_is_not_queried(changed: Changed) -> None:
 def test_a_cluster_from_a_snapshot_changes_nothing_else(
     changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """Other stacks read the new address at their next deploy."""
+    """The templates of other stacks stay the same: they read the new address at their next deploy."""
     whole = synthesized("prod")
     settings_of = {"kind": "fixed", "instance_class": "r8g.xlarge", "readers": 1, "backup_days": 35}
     restored = changed(database={**settings_of, "log_days": 90, "snapshot": SNAPSHOT})
@@ -153,7 +153,7 @@ def test_a_cluster_from_a_snapshot_changes_nothing_else(
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Returns the paths where two templates differ."""
+    """Returns the paths at which two templates differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [inner for key in keys for inner in differences(old.get(key), new.get(key), f"{path}/{key}")]

@@ -29,7 +29,7 @@ All = Callable[[str], Assembly]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the contents of the wheel."""
+    """Returns a folder with the files that the wheel installs."""
     target = tmp_path_factory.mktemp("site")
     make_cdk(target)
     shutil.copytree(ROOT / "dormouse", target / "dormouse", ignore=shutil.ignore_patterns("__pycache__"))
@@ -65,9 +65,9 @@ def stacks_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def named_apart_from_places(templates: dict[str, Any]) -> dict[str, Any]:
-    """Removes the parts that depend on the place in the app, so that templates can be compared.
+    """Returns the templates without names that depend on the place of the instance in the app.
 
-    A logical id with the path of a resource in another stack ends in a hash of both places.
+    For example, a reference to a resource in another stack has a name that ends in hashes of the paths.
     """
     text = json.dumps(templates).replace("sales", "minimal").replace("test/lake/", "")
     text = text.replace('"Stands in for what is built."', '"<hash>"')
@@ -94,7 +94,7 @@ def test_the_wheel_has_no_folder_with_a_common_name(site: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_creates_the_same_stacks_as_our_app_and_its_own(site: Path, tmp_path: Path) -> None:
-    """It runs in another folder without the checkout, in a Stage, and without our cdk.json."""
+    """The example runs outside the checkout, without our cdk.json, and puts the instance into a Stage."""
     example = tmp_path / "app"
     shutil.copytree(EXAMPLE, example)
     out = tmp_path / "out"
@@ -155,9 +155,10 @@ def test_mistakes_in_the_settings_end_an_own_app_with_one_line_each() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["prod", "steps"])
 def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp_path: Path) -> None:
-    """The app has none of our flags, and the opposite of some.
+    """The app sets none of our feature flags, and the opposite of some.
 
-    The construct is called `Default`, which the CDK leaves out of all names. So an instance can change apps.
+    The construct is called `Default`, which the CDK leaves out of all names. So the templates equal those of
+    our app, and an instance can move between the apps.
     """
     import aws_cdk as cdk
 
@@ -267,7 +268,7 @@ def test_a_part_that_cannot_be_built_is_one_line(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.slow
 def test_the_installed_wheel_builds_the_packages_of_a_deploy(site: Path, tmp_path: Path) -> None:
-    """The packages equal those that the checkout builds. With them, a deployment is no longer refused."""
+    """The packages equal those that the checkout builds. The app then uses them in place of placeholders."""
     done = python(site, tmp_path, "-m", "dormouse_cdk.build", "lambdas", "query-image")
     assert done.returncode == 0, done.stderr
     assert build_main(["lambdas", "query-image", "--into", str(tmp_path / "ours")]) == 0
@@ -281,7 +282,7 @@ def test_the_installed_wheel_builds_the_packages_of_a_deploy(site: Path, tmp_pat
 
 @pytest.mark.slow
 def test_pip_installs_the_same_files_as_tested_here(site: Path, tmp_path: Path) -> None:
-    """Compares the wheel that pip builds from the sdist."""
+    """Compares the files of `site` with those that pip installs from the sdist."""
     source, tools, target = tmp_path / "source", tmp_path / "tools", tmp_path / "target"
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -52,7 +52,7 @@ def event(
 
 @pytest.fixture
 def pattern(synthesized: All) -> EventPattern:
-    """Returns the event pattern of the rule, with the ARN of the cluster in place of its parameter."""
+    """Returns the rule's event pattern, in which the cluster's parameter is replaced by its ARN."""
     rule = only(synthesized("steps"), "AWS::Events::Rule").properties["EventPattern"]
     [arn] = rule["detail"]["SourceArn"]
     assert flat(arn).startswith("arn:aws:rds:eu-central-1:123456789012:cluster:SsmParameter")
@@ -161,10 +161,10 @@ def test_a_parameter_records_the_deployed_resources(synthesized: All) -> None:
 
 
 def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
-    """CloudFormation reads the desired state again at each deploy.
+    """Rules and mappings are enabled only if the desired state, an SSM parameter, is running.
 
-    So a change of tags, which rewrites all rules and mappings, enables none. The stack `migrate` has written
-    the state before.
+    CloudFormation reads it at each deploy. So a change of tags, which rewrites all rules and mappings,
+    enables none. The stack `migrate` creates the state first.
     """
     rules = [one for one in assembly.resources("AWS::Events::Rule") if "ScheduleExpression" in one.properties]
     scheduled = [one for one in rules if one.stack != "pause"]
@@ -190,7 +190,7 @@ def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
 def test_a_part_added_to_a_paused_instance_starts_stopped(
     stack: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """The desired state, which is written first, wins over the default of the parameter `Running`."""
+    """The part runs only if the desired state is running. The default of the parameter `Running` is true."""
     template = synthesized("steps").templates[stack]
     state = template["Conditions"]["IsAwake"]["Fn::Equals"][0]["Ref"]
     assert template["Parameters"][state]["Default"] == state_parameter("steps")

@@ -13,19 +13,19 @@ from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
 
 AWS_CHARACTERS_MAX = 6_144
-"""The limit for a managed policy, without spaces."""
+"""AWS's limit on the length of a managed policy, without spaces."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """Returns an instance with the most queues that are allowed, checked by cdk-nag."""
+    """Returns the assembly of an instance with the largest allowed number of queues; runs cdk-nag."""
     iam = {"policies": ["operator", "reader"]}
     folder = tmp_path_factory.mktemp("policies") / "assembly"
     return synthesize(settings("prod", iam=iam, commit={"queues": 16}), folder)
 
 
 def rights(assembly: Assembly, name: str) -> dict[str, list[tuple[str, Any]]]:
-    """Returns the resources and conditions of each allowed action."""
+    """Returns the (resource, condition) pairs of each action that a managed policy allows."""
     [policy] = [one for one in assembly.resources("AWS::IAM::ManagedPolicy") if one.name.startswith(name)]
     found: dict[str, list[tuple[str, Any]]] = {}
     for statement in policy.properties["PolicyDocument"]["Statement"]:
@@ -47,7 +47,7 @@ def test_there_are_no_policies_by_default(assembly: Assembly) -> None:
 
 @pytest.mark.slow
 def test_a_single_policy_may_be_requested(tmp_path: Path) -> None:
-    """This works for the smallest instance, too."""
+    """Covers the smallest instance with the policy for operators alone."""
     found = synthesize(settings("minimal", iam={"policies": ["operator"]}), tmp_path / "a", checked=False)
     assert len(list(found.resources("AWS::IAM::ManagedPolicy"))) == 1
     called = [where for where, _ in rights(found, "Operator")["lambda:InvokeFunction"]]
@@ -97,7 +97,10 @@ def test_every_right_is_documented_for_a_command(engine: str, tmp_path: Path) ->
 
 
 def documented_rights(text: str) -> set[str]:
-    """Returns the actions in the table "What people need". A bare name belongs to the service before it."""
+    """Returns the IAM actions in the table "What people need" of a page.
+
+    The service of an action without a prefix is that of the action before it.
+    """
     found, service = set(), ""
     table = text.partition("### What people need")[2].partition("`iam.policies =")[0]
     for prefix, name, alone in re.findall(r"`(?:([a-z0-9-]+:)([A-Za-z]+)|([A-Z][A-Za-z]+))`", table):
@@ -118,7 +121,10 @@ def test_an_operator_may_end_only_clusters_with_the_tag_of_the_instance(tmp_path
 
 
 def test_an_operator_may_not_update_a_stack(made: Assembly) -> None:
-    """The right to update a stack includes all rights of CloudFormation. Only its own lambda has it."""
+    """Only a lambda of the query stack may update a stack: the query stack itself.
+
+    The right to update a stack includes all rights of CloudFormation.
+    """
     assert "cloudformation:UpdateStack" not in rights(made, "Operator")
     updating = [
         (policy.stack, flat(statement["Resource"]))
@@ -158,7 +164,7 @@ def test_a_reader_may_only_read(made: Assembly) -> None:
 
 @pytest.fixture(scope="module")
 def with_rows(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
-    """Returns an instance with a proxy and the most clusters of rows that are allowed."""
+    """Returns the assembly of an instance with a proxy and the largest number of clusters of row tables."""
     configuration = settings(
         "minimal",
         iam={"policies": ["operator", "reader"]},
@@ -185,7 +191,7 @@ def test_a_reader_may_log_in_to_the_clusters_of_row_tables_too(with_rows: Assemb
 @pytest.mark.few(1)
 @pytest.mark.parametrize("instance", ["made", "with_rows"])
 def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest) -> None:
-    """Counts each reference as the longest ARN that it may hold."""
+    """Counts each reference in a policy as the longest ARN that it can stand for."""
     for policy in request.getfixturevalue(instance).resources("AWS::IAM::ManagedPolicy"):
         statements = policy.properties["PolicyDocument"]["Statement"]
         size = sum(
@@ -199,12 +205,12 @@ def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest
 
 
 def length(where: Any) -> int:
-    """Returns the greatest length of a resource. An ARN read from a parameter has at most 110 characters."""
+    """Returns the greatest length of a resource's ARN: 110 characters if it is read from a parameter."""
     return 110 if isinstance(where, dict) and "Ref" in where else len(flat(where))
 
 
 def test_the_switch_names_the_stack_by_its_arn(made: Assembly) -> None:
-    """The lambda uses the ARN, because its right names the ARN and IAM may not resolve a stack's name."""
+    """The lambda's right names the stack's ARN, so a call with the stack's name might be refused."""
     functions = {one.name[:-8]: one.properties for one in made.resources("AWS::Lambda::Function")}
     variables = functions["SwitchFunction"]["Environment"]["Variables"]
     assert variables["DORMOUSE_STACK"] == {"Ref": "AWS::StackId"}

@@ -12,7 +12,7 @@ from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.template import DELETED, KEPT, flat, policies
 
 WITHOUT_ACCOUNT = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
-"""Services that, according to AWS's documentation, do not name the account for which they assume a role."""
+"""AWS services whose requests to assume a role do not name the account, according to AWS's documentation."""
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -28,7 +28,7 @@ def test_only_a_protected_instance_keeps_its_logs(name: str, synthesized: Callab
 def test_an_optional_part_of_a_permanent_stack_keeps_no_name(
     synthesized: Callable[[str], Assembly], tmp_path: Path
 ) -> None:
-    """A kept name would already exist when the option returns, and the deploy would be rolled back."""
+    """A resource with a fixed name that stays would make the deploy fail when the option is enabled again."""
     whole = synthesized("prod")
     less = synthesize(settings("prod", compaction=None), tmp_path / "assembly", checked=False)
     names = {"AliasName", "BackupVaultName", "BucketName", "LogGroupName", "Name", "QueueName"}
@@ -64,7 +64,10 @@ def test_no_other_queue_may_send_its_dead_letters_to_commit_queues(assembly: Ass
 
 
 def test_logs_of_state_machines_need_no_policies_of_their_own(assembly: Assembly) -> None:
-    """A policy of CloudWatch that lists the logs has a size limit. The names differ between stacks."""
+    """The names of these logs begin with /aws/vendedlogs, for which CloudWatch needs no list of the logs.
+
+    Such a list has a size limit. The names contain the id of their stack.
+    """
     names = {
         f"{one.stack}/{one.name}": flat(one.properties.get("LogGroupName"))
         for one in assembly.resources("AWS::Logs::LogGroup")
@@ -77,7 +80,7 @@ def test_logs_of_state_machines_need_no_policies_of_their_own(assembly: Assembly
 
 @pytest.mark.slow
 def test_a_pause_can_delete_the_load_balancer_of_a_protected_instance(tmp_path: Path) -> None:
-    """A protected load balancer would stay during a pause and cost money. Every instance can be paused."""
+    """The load balancer of a protected instance is not protected, so that a pause can delete it."""
     configuration = settings("minimal", protected=True, query={})
     found = synthesize(configuration, tmp_path / "assembly", checked=False)
     [balancer] = found.resources("AWS::ElasticLoadBalancingV2::LoadBalancer")

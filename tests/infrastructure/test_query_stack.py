@@ -28,7 +28,7 @@ PAID = {
     "AWS::ElasticLoadBalancingV2::LoadBalancer",
     "AWS::Route53::RecordSet",
 }
-"""The resources that cost money by the hour, and those that cannot exist without them."""
+"""Types of resources that cost money by the hour, or cannot exist without such a resource."""
 
 ENDPOINTS = {".ecr.api", ".ecr.dkr", ".logs", ".secretsmanager"}
 All = Callable[[str], Assembly]
@@ -68,7 +68,7 @@ def attributes(resource: Resource, key: str) -> dict[str, str]:
 
 
 def references(value: Any) -> Iterator[str]:
-    """Yields the names of resources that a value refers to."""
+    """Yields the logical ids of the resources to which a value of a template refers."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "Ref" or key == "Fn::GetAtt":
@@ -102,14 +102,17 @@ def test_permanent_parts_do_not_refer_to_parts_that_a_pause_deletes(name: str, s
 
 
 def test_the_service_runs_unless_a_pause_has_changed_the_parameter(name: str, synthesized: All) -> None:
-    """A deploy by the CDK's CLI keeps the current value of the parameter."""
+    """The parameter `Running` is true by default. A deploy by the CDK's CLI keeps its current value."""
     parameter = synthesized(name).templates["query"]["Parameters"][RUNNING_PARAMETER]
     assert parameter["Default"] == "true"
     assert parameter["AllowedValues"] == ["true", "false"]
 
 
 def test_tasks_start_after_their_endpoints_and_end_before_them(name: str, synthesized: All) -> None:
-    """CloudFormation deletes in reverse order: first the tasks, then the parts that they need to end well."""
+    """The service depends on its endpoints, rights and rules, which tasks need until they have ended.
+
+    CloudFormation deletes resources in the reverse order of their dependencies.
+    """
     assembly = synthesized(name)
     needed = {one.name for one in several(assembly, "AWS::EC2::VPCEndpoint")}
     needed |= {one.name for one in several(assembly, "AWS::IAM::Policy") if "Task" in one.name[:4]}

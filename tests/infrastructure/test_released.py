@@ -16,7 +16,10 @@ from tests.infrastructure.released import CONFIGURATIONS, FILE, STATEFUL, held, 
 def test_an_upgrade_replaces_nothing_that_holds_data(
     name: str, synthesized: Callable[[str], Assembly]
 ) -> None:
-    """An intended replacement is described in CHANGELOG.md, and `frozen/released.json` is edited by hand."""
+    """Compares the templates with the last release.
+
+    An intended replacement is described in CHANGELOG.md, and entered by hand in `frozen/released.json`.
+    """
     before = json.loads(FILE.read_text("utf-8"))[name]
     assert replaced(before, held(synthesized(name).templates)) == []
 
@@ -47,7 +50,7 @@ def test_the_last_release_is_recorded_for_every_kind_that_holds_data() -> None:
 def test_a_replacement_is_reported(
     stack: str, kind: str, change: dict[str, Any], fixed: list[str], synthesized: Callable[[str], Assembly]
 ) -> None:
-    """This includes resources that a cluster refers to by a property that cannot be changed."""
+    """Covers also resources without data, to which a fixed property of a cluster refers."""
     templates = json.loads(json.dumps(synthesized("copied").templates))
     before = held(templates)
     resources = templates[stack]["Resources"]

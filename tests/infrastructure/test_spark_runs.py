@@ -24,7 +24,11 @@ EVENTS_A_LOOK = 11
 
 
 class Lambdas:
-    """A stand-in for the lambdas of a run. `looks` are the states that Follow returns; the last repeats."""
+    """A fake of the lambdas of a run, which records their calls.
+
+    The lambda Follow returns the states `looks` in turn, and then the last one for each call. Lambdas in
+    `broken` fail.
+    """
 
     def __init__(self, looks: list[str], created: Any = None, broken: tuple[str, ...] = ()) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -57,7 +61,7 @@ class Lambdas:
         return execute(machine, self)  # type: ignore[arg-type]
 
     def reported(self) -> Any:
-        """Returns the event of Report, which must have been called once."""
+        """Returns the event with which the lambda Report was called. It must have been called once."""
         [event] = [event for name, event in self.calls if name == "Report"]
         return event
 
@@ -131,7 +135,7 @@ def test_a_failed_report_fails_the_execution(machine: Any) -> None:
 
 
 def test_every_task_is_retried_after_any_error(machine: Any) -> None:
-    """A repeated task has the same effect in one execution. The task Create has fewer retries."""
+    """Repeating a task in the same execution does no harm. Create is retried less often than the others."""
     retried = {
         name: {error: retry["MaxAttempts"] for retry in state["Retry"] for error in retry["ErrorEquals"]}
         for name, state in machine["States"].items()
@@ -154,5 +158,5 @@ def test_the_longest_run_fits_the_history_of_an_execution(minutes: int) -> None:
 
 
 def test_parameters_are_objects(machine: Any) -> None:
-    """A path as a string would be passed on literally."""
+    """Step Functions does not evaluate a path that is given as a string instead of an object."""
     assert all(isinstance(state.get("Parameters", {}), dict) for state in machine["States"].values())

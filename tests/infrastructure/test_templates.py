@@ -22,7 +22,10 @@ All = Callable[[str], Assembly]
 def test_the_templates_are_as_reviewed(
     name: str, synthesized: All, snapshot: SnapshotAssertion, request: pytest.FixtureRequest
 ) -> None:
-    """After an intended change, run `pytest tests/infrastructure --snapshot-update` and review the diff."""
+    """Compares the templates with the reviewed ones.
+
+    To accept a change, run `pytest tests/infrastructure --snapshot-update` and review the diff.
+    """
     found = shortened(synthesized(name).templates, name)
     if name != WHOLE:
         is_renewed = request.config.getoption("update_snapshots")
@@ -34,7 +37,10 @@ def test_the_templates_are_as_reviewed(
 
 
 def test_differences_are_as_strict_as_whole_templates() -> None:
-    """They distinguish values that are equal in Python, and handle lists and keys with slashes."""
+    """Differences distinguish 1, 1.0 and True, which are equal in Python.
+
+    They also handle lists, and keys with slashes.
+    """
     before = {"a": {"x/~y": [1, {"b": 1}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [True]}, "e": 1}
     for after in (
         {"a": {"x/~y": [1, {"b": 1.0}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [1]}, "e": True},
@@ -65,7 +71,10 @@ def test_cdk_nag_reports_an_insecure_bucket(tmp_path: Path) -> None:
 
 
 def test_acknowledged_findings_are_frozen(synthesized: All) -> None:
-    """Each acknowledgement has a reason at its scope. Reviewers see a new one in the frozen file."""
+    """A finding of cdk-nag is acknowledged in the code, with a reason, and listed in a frozen file.
+
+    So a reviewer sees each new acknowledgement in a change of the file.
+    """
     found = {
         "  ".join(part.replace(f"dormouse-{assembly.id}-", "") for part in acknowledgement)
         for assembly in map(synthesized, CONFIGURATIONS)
@@ -76,7 +85,7 @@ def test_acknowledged_findings_are_frozen(synthesized: All) -> None:
 
 
 def test_logical_ids_of_stateful_resources_are_frozen(synthesized: All) -> None:
-    """A changed logical id makes another resource, and the data of the old one would be lost."""
+    """CloudFormation replaces a resource whose logical id changes, and its data would be lost."""
     found = {
         str(resource): resource.type
         for assembly in map(synthesized, CONFIGURATIONS)

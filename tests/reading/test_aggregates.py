@@ -66,7 +66,7 @@ def add(context: TableContext, columns: dict[str, Sequence[Any]]) -> None:
 
 
 def answers(context: TableContext) -> list[pa.Table]:
-    """Returns the answers of a query and of SQL, before and after a compaction."""
+    """Returns four answers: of a query and of SQL, first before and then after compactions."""
 
     def ask() -> list[pa.Table]:
         return [query(context).read_all(), sql({"t": context}, "select * from t order by k").read_all()]

@@ -42,7 +42,7 @@ _names = count()
 
 
 def orders(seed: int) -> pa.Table:
-    """Returns rows with even numbers, so that no file has the odd numbers between them."""
+    """Returns rows whose numbers are even, so that a look-up of an odd number finds none."""
     numbers = [(i * 7_919 + seed * 13) % ROWS * 2 for i in range(ROWS)]
     return pa.table(
         {
@@ -58,7 +58,7 @@ def orders(seed: int) -> pa.Table:
 
 @pytest.fixture
 def filled(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Callable[..., TableContext]:
-    """Makes a table of three files, which are then compacted into one."""
+    """Returns a function that makes a table of three files, which one compaction can merge."""
     dsn, supplier = shared_supplier
 
     def fill(folder: Path = tmp_path, **properties: Any) -> TableContext:
@@ -101,7 +101,10 @@ def test_every_writer_adds_bloom_filters_and_queries_skip_by_them(
 
 @pytest.mark.slow
 def test_bloom_filters_are_no_larger_than_needed(filled: Callable[..., TableContext], tmp_path: Path) -> None:
-    """Both 5,000 and 15,000 rows have 5,000 values: ten bits a value, rounded up to a power of two."""
+    """A filter has ten bits for each different value, rounded up to a power of two.
+
+    Each of the three files has 5,000 values, and the compacted file has the same 5,000 values.
+    """
     sizes = []
     for name, columns in (("without", None), ("with", "note")):
         context = filled(tmp_path / name, bloom_filter_columns=columns)

@@ -168,7 +168,7 @@ def kinds_and_keys(table: Table, after: Cut) -> list[tuple[str, int]]:
 def test_the_files_are_looked_up_once_however_many_deletions_there_are(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look-up reads the whole removal log since the moment."""
+    """Each look-up of files is costly: it reads all of the removal log since the cut."""
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 3)
     monkeypatch.setattr(files_of, "PAGE_GROWTH", 1)
     table = made(instance)
@@ -193,7 +193,7 @@ def test_the_files_are_looked_up_once_however_many_deletions_there_are(
 
 @pytest.mark.slow
 def test_rows_that_an_older_transaction_adds_after_a_deletion_come_after_it(instance: Instance) -> None:
-    """The transaction's number is smaller than those of files that the deletion saw."""
+    """The transaction has a smaller id than the deletion, but commits after it."""
     table = made(instance)
     cut = table.history.record_cut()
     context = table.context

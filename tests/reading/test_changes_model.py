@@ -24,7 +24,10 @@ EXAMPLES, STEPS = 6, 20
 
 
 class ChangesMachine(RuleBasedStateMachine):
-    """A state machine; `ingested` has all rows in order. A moment is the number of rows at that time."""
+    """A state machine of a table with cuts and consumers.
+
+    Its model is `ingested`, a list of all rows in order. A moment is the length of this list at that time.
+    """
 
     instance: Instance
     layout: str

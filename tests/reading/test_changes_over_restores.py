@@ -27,7 +27,7 @@ Changed = list[tuple[str, int]]
 
 
 def changed(table: Table, after: Any, till: Any = None) -> Changed:
-    """Returns each change with its key, in the order of the deletions and restores."""
+    """Returns (kind of change, key) of each changed row, in the order that the table returns."""
     rows = table.changes(after=after, till=till).read_all().to_pylist()
     return [(row["_change"], row["k"]) for row in rows]
 
@@ -41,7 +41,7 @@ def deletes(*found: int) -> Counter[tuple[str, int]]:
 
 
 def churned(table: Table) -> None:
-    """Runs every operation that changes no row."""
+    """Compacts, splits and collects several times, which changes no row."""
     for _ in range(3):
         table.compact()
         table.split()
@@ -119,7 +119,7 @@ def test_a_restore_to_before_a_delete_brings_the_rows_back(instance: Instance) -
 
 
 def test_changes_across_a_restore_that_only_undoes_a_delete(instance: Instance) -> None:
-    """No file is added or removed."""
+    """The restore only changes which deletions apply; it adds and removes no file."""
     table = made(instance, split_threshold_rows=10**6)
     table.partitions.split("root", 5)
     add(table, 0, 10)
@@ -276,7 +276,7 @@ def test_values_of_every_kind_are_compared(instance: Instance) -> None:
 
 
 def table_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row as a table returns it."""
+    """Returns a copy of a row in which `n` is a decimal with two digits, as tables return it."""
     return {**row, "n": row["n"] and pa.scalar(row["n"], pa.decimal128(9, 2)).as_py()}
 
 

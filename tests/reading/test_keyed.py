@@ -52,7 +52,7 @@ def test_the_last_row_of_each_key_in_a_load_stays(instance: Instance) -> None:
 def test_the_last_row_of_each_key_in_a_large_load_stays(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are spilled to several runs, which are merged."""
+    """The load exceeds its memory, so its rows are sorted in parts on disk, which are then merged."""
     from dormouse.writing import ingest
 
     table = keyed(instance)
@@ -346,7 +346,7 @@ def test_the_schema_of_a_keyed_table_has_no_internal_columns(instance: Instance)
 
 @pytest.mark.parametrize("newest_by", [None, "v"])
 def test_the_newest_rows_are_found_as_rows_stream(instance: Instance, newest_by: str | None) -> None:
-    """Files with unique keys are merged as they are; nothing is sorted, so nothing is held in memory."""
+    """Files in which each key is unique are merged without a sort, which would keep rows in memory."""
     table = keyed(instance, newest_by=newest_by)
     upsert(table, (1, 1), (2, 2))
     upsert(table, (1, 3))

@@ -18,7 +18,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 def block(kind: str, holds: str) -> str:
-    """Returns the page's code block of a kind that contains a text."""
+    """Returns the only code block of the page that has the language `kind` and contains the text `holds`."""
     [found] = [
         one
         for one in re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)

@@ -34,7 +34,7 @@ ODD = (None, float("nan"), -0.0, 0.0, 1.5)
 
 
 class Version(NamedTuple):
-    """A row, or a mark, of a load; `began` is its place among the loads and deletions."""
+    """A row or a mark of a load. `began` is the load's place among the loads and deletions."""
 
     key: tuple[str, int]
     values: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Version(NamedTuple):
 
 
 class Model:
-    """All versions of all rows. It compares all rows of a key to find the newest."""
+    """A model that keeps all versions of all rows, and compares all versions of a key to find the newest."""
 
     def __init__(self, newest_by: str | None) -> None:
         self.newest_by = newest_by
@@ -128,7 +128,7 @@ def _layers(table: Table) -> Layers:
 
 
 def _seen(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns rows in key order, in a form in which NaN equals NaN and 0.0 differs from -0.0."""
+    """Returns rows as sorted texts. Unlike the values, texts of NaN are equal and 0.0 differs from -0.0."""
     return sorted(
         repr([row[name] for name in SCHEMA.names if name != "at"] + [row["at"].timestamp()]) for row in rows
     )
@@ -216,7 +216,7 @@ def test_random_files_have_the_same_rows_as_a_comparison_of_all_rows(
 
 @pytest.mark.slow
 def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: Instance) -> None:
-    """A small file that is older than the large one hides no row of it."""
+    """The load of the small file began first, so that its rows hide none of the large file."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     random, model = Random(1), Model(None)
     keys = _keys(random, LARGE)
@@ -229,7 +229,10 @@ def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: I
 
 @pytest.mark.slow
 def test_newer_small_files_hide_rows_by_their_keys_alone(instance: Instance) -> None:
-    """No rows of the large file are compared if the table's loads came in order."""
+    """The loads commit in the order in which they began.
+
+    So all rows of the small files are newer, and no rows of the large file are compared.
+    """
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
     random, model = Random(2), Model(None)
     for began in range(4):
@@ -242,7 +245,7 @@ def test_newer_small_files_hide_rows_by_their_keys_alone(instance: Instance) -> 
 
 
 def test_a_small_file_of_several_batches_decides_in_all_of_them(instance: Instance) -> None:
-    """An engine returns some thousand rows at a time; the small file is then read on from its position."""
+    """The large file is read in batches of some thousand rows, and the small file in step with them."""
     rows, every = 60_000, 4
     table = instance.create_table("t", OF_K_AND_NUMBERS, properties=dm.TableProperties(keep="newest_row"))
     table.upsert(pa.table({"k": range(rows), "v": [0] * rows}))

@@ -34,7 +34,7 @@ ROWS = st.lists(
 
 @dataclass(frozen=True)
 class Version:
-    """A row, or a mark of deletion; `place` is the place of its load among the loads and deletions."""
+    """A row or a mark of deletion. `place` is the place of its load among the loads and deletions."""
 
     key: int
     value: int
@@ -44,13 +44,16 @@ class Version:
 
 @dataclass(frozen=True)
 class State:
-    """All loaded rows, and the deletions by keys, as (place, keys)."""
+    """The state of the model: all committed versions, and (place, keys) of each deletion by keys."""
 
     versions: tuple[Version, ...] = ()
     deletions: tuple[tuple[int, range], ...] = ()
 
     def rows(self, *, by_value: bool) -> dict[int, int]:
-        """Returns the rows of the table: the newest version of each key, unless it was deleted."""
+        """Returns the value of each key: that of its newest version, unless this version was deleted.
+
+        With `by_value`, the version with the largest value is the newest. Otherwise the last load wins.
+        """
         newest: dict[int, Version] = {}
         for one in self.versions:
             order = (one.value if by_value else 0, one.place)
@@ -67,7 +70,10 @@ class State:
 
 
 class KeyedMachine(RuleBasedStateMachine):
-    """A state machine. `state` has all committed rows; open loads already have their places."""
+    """A state machine of a keyed table.
+
+    `state` has the committed rows. Open loads are in `late`, and already have their places.
+    """
 
     instance: Instance
     layout: str
@@ -127,7 +133,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(rows=ROWS, low=KEYS, count=st.integers(1, 6))
     def load_around_a_deletion(self, rows: list[tuple[int, int, bool]], low: int, count: int) -> None:
-        """Begins a load, deletes keys, and commits the load; chance seldom gives this sequence."""
+        """Begins a load, deletes keys, and commits the load. Random steps seldom give this sequence."""
         self.begin_load(rows)
         self.delete_keys(low, count)
         self._end(-1)
@@ -169,7 +175,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(by_ranges=st.booleans())
     def compact(self, by_ranges: bool) -> None:
-        """Compacts whole partitions, or by ranges of keys, as Spark does with large jobs."""
+        """Compacts the table; with `by_ranges`, divides jobs by keys, as Spark does with large jobs."""
         report = compact_by_ranges(self.context) if by_ranges else self.table.compact(engine="local")
         assert not report.errors
 
@@ -239,7 +245,10 @@ class KeyedMachine(RuleBasedStateMachine):
         return self.state.rows(by_value=self.by_value)
 
     def _loaded(self, rows: list[tuple[int, int, bool]]) -> list[Version]:
-        """Returns the rows of a load that takes its place now: the last, or the largest, of each key."""
+        """Returns one version for each key of a load, which takes the next place.
+
+        The version is the last row of its key in the load, or with `by_value` the one with the largest value.
+        """
         place, kept = next(self.places), dict[int, Version]()
         for key, value, is_mark in rows:
             if not self.by_value or key not in kept or value >= kept[key].value:
@@ -272,7 +281,7 @@ def _unmerged(patch: pytest.MonkeyPatch) -> None:
 
 
 def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """Plants a fault: a load takes its place among the deletions when it commits."""
+    """Plants a fault: a load takes its place when it commits, instead of when it begins."""
     patch.setattr(ingest_module, "with_place", lambda _attempt, files: tuple(files))
 
 

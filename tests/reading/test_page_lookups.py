@@ -89,7 +89,7 @@ def rows_for(schema: Schema, key_of: Callable[[int], tuple[Any, ...]], count: in
 
 
 def texts(table: pa.Table) -> list[str]:
-    """Returns rows in a comparable form: NaN equals no NaN, and equal keys have no order."""
+    """Returns rows as sorted texts, which can be compared: NaN differs from itself, but its text does not."""
     return sorted(map(repr, table.to_pylist()))
 
 
@@ -99,7 +99,10 @@ def same(left: pa.Table, right: pa.Table) -> bool:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Returns a list that gets an item for each file of a look-up: whether the look-up read its pages."""
+    """Returns a list that gets one item for each file of a look-up.
+
+    The item is true if the look-up read the file's pages, and false if it left the file to the engine.
+    """
     found: list[bool] = []
 
     def spy(*args: Any) -> Any:

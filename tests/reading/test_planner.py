@@ -68,7 +68,7 @@ def rows_of(rng: random.Random, count: int) -> list[Row]:
 
 
 def ranges_of(rng: random.Random) -> KeyRanges:
-    """Returns random ranges of random keys: values, lists, open and closed ranges, or none at all."""
+    """Returns random ranges of random row keys: values, lists of values, open or closed ranges, or none."""
     return KeyRanges(
         {name: [range_of(rng, name) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))] for name in VALUES}
         if rng.random() < 0.1
@@ -120,12 +120,12 @@ def file_of(
 
 
 def within(tree: PartitionTree, file: FileWithReferences, row: Row) -> bool:
-    """Returns whether a row of a file counts."""
+    """Returns whether a row lies in one of the partitions that refer to the file."""
     return any(tree[r.partition_id].region.contains(row) for r in file.references)
 
 
 def references_on(page: Page, files: list[FileWithReferences]) -> list[PlannedReference]:
-    """Returns the references on the page's partitions, as the store does."""
+    """Returns the references of the files to the page's partitions, in place of the database."""
     wanted = set(page.partition_ids)
     return [one for file in files for one in planned(file) if one.partition_id in wanted]
 
@@ -145,7 +145,7 @@ def planned(file: FileWithReferences) -> list[PlannedReference]:
 
 
 def read(plan_: QueryPlan, rows: Mapping[str, list[Row]]) -> Iterator[list[tuple[str, int]]]:
-    """Yields what each group reads, as (file, position of the row)."""
+    """Yields for each group of the plan the rows that it reads, as (file, position in the file)."""
     for group in plan_.groups:
         yield [
             (scan.filename, n)
@@ -180,7 +180,7 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
 
 @given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))
 def test_the_pages_of_a_plan_read_what_the_whole_plan_reads(seed: int, leaves_max: int) -> None:
-    """Each row is read once, and pages are in order. Their counts add up to those of the whole plan."""
+    """The pages read each row of the whole plan once, in key order. Their counts add up to the plan's."""
     rng = random.Random(seed)
     tree, ranges = random_tree(rng, rng.randrange(10)), ranges_of(rng)
     made = [file_of(rng, tree, f"f{n}", known=rng.random() < 0.5) for n in range(4)]
@@ -282,7 +282,7 @@ def test_a_plan_has_a_summary_of_what_it_reads() -> None:
 
 @given(seed=st.integers(0, 2**32))
 def test_ranges_combine_like_sets(seed: int) -> None:
-    """The intersection has the rows of both, the union at least the rows of either."""
+    """A row lies in an intersection if it lies in both ranges. A union has at least all rows of both."""
     rng = random.Random(seed)
     one, other = ranges_of(rng), ranges_of(rng)
     both, either = one.intersect(other), united([one, other])
@@ -293,7 +293,10 @@ def test_ranges_combine_like_sets(seed: int) -> None:
 
 
 def test_a_list_of_thousands_of_keys_is_planned_on_thousands_of_leaves_without_their_product() -> None:
-    """Each leaf gets its own part of the list: the work is the sum of the parts, times the depth."""
+    """The planner gives each leaf only its part of the list of keys.
+
+    Comparing each of the 1,024 keys with each of the 2,048 leaves would take too long.
+    """
     partitions = [Partition("root", None, Region())]
     todo = [(partitions[0], 0, 2_048)]
     done: list[Partition] = []

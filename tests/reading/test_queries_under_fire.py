@@ -42,7 +42,7 @@ SMALL = {
 DELAYS = (0.0, 1.0, 900.0)
 """The delay of collection in seconds, one for each table."""
 BYTES_MEAN = 250_000
-"""The mean number of bytes after which a connection breaks; most long statements get through."""
+"""The mean number of bytes after which a connection breaks. Most statements need fewer bytes."""
 POINTS = ("a", "b", "c", "é")
 
 
@@ -91,7 +91,11 @@ def test_answers_are_right_in_a_long_storm(storm: Storm, supplier: ConnectionSup
 
 
 def blow(storm: Storm, crowd: list[tuple[Callable[..., None], int]], seconds: float, at_least: int) -> None:
-    """Runs until each kind of work was done often enough, and for at least `seconds`."""
+    """Runs the crowd's processes, and freezes random ones for a while.
+
+    `crowd` has (work, number of processes). Runs for at least `seconds`, and until each kind of work was done
+    `at_least` times. Fails with the failures that the processes reported.
+    """
     spawn = multiprocessing.get_context("spawn")
     processes = [
         spawn.Process(target=query_storm.run, args=(storm, work, number), daemon=True)
@@ -129,7 +133,10 @@ def is_enough(storm: Storm, at_least: int) -> bool:
 
 
 def check_end(storm: Storm, supplier: ConnectionSupplier) -> None:
-    """Checks that all rows exist, that totals match a count, and that no pending look was forgotten."""
+    """Checks each table: all rows exist, and the totals equal a new count.
+
+    Also checks that looks at the whole tables find no work that looks at changes have missed.
+    """
     for number, context in enumerate(storm.contexts(supplier)):
         asked = Asked(storm, number)
         asked.check(in_order(query(context, columns=COLUMNS)), lambda row: True)

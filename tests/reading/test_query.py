@@ -82,7 +82,7 @@ def test_a_query_returns_the_matching_rows(
 
 
 def test_columns_are_in_the_requested_order_with_exact_types(lake: Lake) -> None:
-    """Covers queries without the keys, by which rows are merged, and without rows."""
+    """Covers columns without the keys, although rows are merged by keys, and queries that find no rows."""
     whole = arrow_schema(SCHEMA)
     for where in ({"Name": "a"}, {"Name": "nobody"}):
         reader = query(lake.context, where, columns=["tags", "Name", "code"])

@@ -27,7 +27,7 @@ SMALL = Plan(
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [SMALL, quick(Plan)], ids=["small", "whole"])
 def test_no_look_up_fails_or_is_wrong_or_stale(dsn: str, tmp_path: Path, plan: Plan) -> None:
-    """A query after an acknowledged commit sees it; of each version of a key there is exactly one row."""
+    """A look-up sees all commits that were acknowledged before it, and each version of a key once."""
     found = run(Target(dsn, f"file://{tmp_path}/objects"), plan)
     assert verdict(found) == {"errors": 0, "wrong_rows": 0, "stale_reads": 0}, found
     assert found["lookups"] > 0

@@ -36,7 +36,10 @@ def lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Lak
 
 
 class Endless:
-    """A fake DataFusion that returns the rows of two plans, then searches without end; records its state."""
+    """A fake DataFusion that returns the rows of two plans, and then searches without end.
+
+    `searching` and `ended` are set when the endless search begins and ends.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.searching = threading.Event()
@@ -80,7 +83,7 @@ def test_dropping_a_reader_ends_the_search_for_its_next_row(
 def test_a_reader_that_waits_for_the_next_row_can_be_interrupted(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader gets an error, so that a part of the rows is never taken for all of them."""
+    """The interrupted reader raises an error, so that its rows are not mistaken for the whole answer."""
     endless = Endless(monkeypatch)
     interruption = Interruption()
     reader = query(lake.context, {"last": "x"}, interruption=interruption)

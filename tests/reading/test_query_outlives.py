@@ -38,14 +38,14 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes batches of a few rows, with one made ahead, so that plans end at arbitrary rows."""
+    """Limits batches to 16 rows, so that files can disappear after any few rows."""
     monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
 
 
 def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the missing files for which queries make a new plan."""
+    """Returns a list that gets (missing file, position that the query had reached) at each new plan."""
     made: list[Any] = []
     again = executor._Execution._again
 
@@ -130,7 +130,10 @@ def test_rows_of_equal_key_are_aggregated_once(new_lake: NewLake, monkeypatch: p
 
 
 def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query holds them back until it has all of them, and reads them again from other files."""
+    """A query returns rows of one key only when it has read all of them.
+
+    If a file disappears before, it drops these rows and reads them again from the new files.
+    """
     lake = new_lake(split_points=["d"])
     one = {"name": "b", "code": b"", "time": 1}
     for n in range(4):
@@ -157,7 +160,10 @@ def test_rows_of_one_key_fill_many_batches(new_lake: NewLake, monkeypatch: pytes
 def test_rows_of_one_key_are_held_back_only_up_to_a_limit(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some rows were already read when the file disappears: the query raises, and no row comes twice."""
+    """A key has more rows than a query holds back, so the query has returned some of them.
+
+    When the files disappear, it raises an error, since it could return rows twice.
+    """
     lake = new_lake()
     lake.add([{"name": "b", "code": b"", "time": 1, "n": i} for i in range(2_000)])
     monkeypatch.setattr(HeldBack.__init__, "__defaults__", (1_000,))
@@ -190,7 +196,10 @@ def test_after_too_many_rows_of_one_key_a_query_outlives_its_files_again(
 
 
 def test_a_lost_file_is_an_error_without_retries(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows before it are returned; then one line names the file, and says how to restore it."""
+    """The query returns the rows before the lost file. Then it raises an error of one line.
+
+    The error names the file and the way to restore it.
+    """
     lake = filled(new_lake)
     made = replans(monkeypatch)
     reader = query(lake.context)
@@ -209,7 +218,7 @@ def test_a_lost_file_is_an_error_without_retries(new_lake: NewLake, monkeypatch:
 
 
 def test_a_lost_file_with_cached_metadata_is_an_error(new_lake: NewLake) -> None:
-    """The session's cached metadata does not replace the file."""
+    """The engine has cached the metadata of files, and must still notice that a file is lost."""
     lake = filled(new_lake, rows=2_000)
     assert query(lake.context).read_all().num_rows == 6_000
     everything = filenames(lake)
@@ -232,7 +241,10 @@ def test_a_file_that_is_put_back_can_be_read_again(new_lake: NewLake) -> None:
 
 @pytest.mark.parametrize("ingest_first", [False, True])
 def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first: bool) -> None:
-    """The query's files were collected, and the files that replaced them may have rows of a later ingest."""
+    """After an ingest, compactions replace the query's files. The new files may have rows of the ingest.
+
+    The query fails, because it must not return them.
+    """
     lake = filled(new_lake)
     reader = query(lake.context)
     reader.read_next_batch()
@@ -246,7 +258,10 @@ def test_a_query_never_sees_a_part_of_an_ingest(new_lake: NewLake, ingest_first:
 
 
 def test_a_compaction_hides_no_ingest_of_its_transaction(new_lake: NewLake) -> None:
-    """The compaction removes as many rows, by aggregation, as the ingest adds."""
+    """A transaction compacts and ingests. The compaction removes as many rows as the ingest adds.
+
+    So the number of rows does not show the ingest.
+    """
     lake = filled(new_lake, aggregate="sum(n)")
     context, leaf = lake.context, lake.context.partitions.leaves()[-1].partition_id
     reader = query(context)

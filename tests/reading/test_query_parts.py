@@ -20,7 +20,7 @@ SCHEMA = dm.Schema(
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Returns rows in which many keys repeat, so that limits of parts fall on repeated keys."""
+    """Returns rows with many equal keys, so that some parts begin between equal keys."""
     chance = random.Random(seed)
     numbers = range(count)
     rows = [
@@ -31,7 +31,7 @@ def rows_of(seed: int, count: int) -> pa.Table:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records for each planned group the number of parts in which it was read."""
+    """Returns a list that gets the number of parts of each group that is read."""
     found: list[int] = []
     divide = executor._parts
 
@@ -109,7 +109,7 @@ WIDE = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("text", dm.STRING, n
 def test_batches_are_large_if_rows_are_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    """A dictionary has a repeated text once; only the footer has the size of all rows."""
+    """The file stores a repeated text once, but batches repeat it. The footer has the size of all rows."""
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("texts", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
@@ -135,7 +135,7 @@ def test_rows_with_a_column_added_later_have_small_batches(
 
 @pytest.fixture
 def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
-    """Returns a table of two files with many row groups each, in which one row of 64 has nearly all bytes."""
+    """Returns a table of two files with many row groups. A small part of the rows has nearly all bytes."""
     monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("two", WIDE, properties=dm.TableProperties(row_group_bytes=1 << 20))
     for half, end in enumerate((160_000, 106_000)):
@@ -152,7 +152,7 @@ def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
 def test_merged_batches_are_sized_by_all_row_groups(
     two_files: dm.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batches have the most rows allowed, however many row groups there are."""
+    """The number of rows in a batch depends on the mean size of all row groups, and not on their number."""
     assert max(batch.num_rows for batch in two_files.query()) > 8_192
     monkeypatch.setattr(executor, "BATCHES_BYTES_MAX", 3_000_000)
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192

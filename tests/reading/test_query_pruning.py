@@ -28,7 +28,10 @@ _names = count()
 
 @pytest.fixture
 def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) -> Callable[[int], Lake]:
-    """Makes a table of one site and 40 devices of 100 readings each; pages have 100 rows."""
+    """Returns a function that makes a table of one site with 40 devices and 100 readings of each.
+
+    Pages have 100 rows. The function's argument is the number of rows in a row group.
+    """
 
     def make(row_group_rows: int) -> Lake:
         lake = Lake(*shared_supplier, tmp_path, READINGS, name=f"pruned_{next(_names)}")
@@ -63,7 +66,7 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 def test_row_groups_and_pages_are_skipped_on_any_column(
     new_lake: Callable[[int], Lake], monkeypatch: pytest.MonkeyPatch, where: Any, groups: int, rows: int
 ) -> None:
-    """Statistics skip some of 40 row groups; the page index skips some of one row group's 40 pages."""
+    """Covers files of 40 row groups, skipped by statistics, and of one row group with 40 pages."""
     found = pruned(new_lake(100).context, where, monkeypatch)
     assert found.rows == rows
     assert found.metrics.get("row_groups_pruned_statistics", (40, 0)) == (40, groups)
@@ -86,7 +89,7 @@ def test_rows_are_filtered_while_they_are_decoded(
 def test_the_work_per_key_does_not_grow_with_the_leaves(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key must not be compared with every leaf."""
+    """A query for a list of keys must not compare each key with each leaf."""
     looks = 0
 
     def counted(self: Range) -> bool:

@@ -37,7 +37,7 @@ def lake(new_lake: NewLake) -> Lake:
 
 
 def plans_of(lake: Lake, monkeypatch: pytest.MonkeyPatch, *args: Any) -> list[Any]:
-    """Returns the physical plans that a query ran."""
+    """Runs a query, and returns DataFusion's physical plans for it."""
     plans = []
     execute = SessionContext.execute
 
@@ -87,7 +87,7 @@ def test_row_groups_and_pages_are_pruned(
 
 
 def test_a_list_of_many_keys_prunes_too(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DataFusion does not prune by a list of more than twenty values, so Dormouse adds bounds to it."""
+    """DataFusion skips nothing by a list of more than 20 values, so Dormouse adds the list's bounds."""
     lake = new_lake(COUNTS)
     lake.add([{"word": f"{i:05}", "seen": i, "n": 1, "low": 0.0, "last": "x"} for i in range(4_000)])
     [plan] = plans_of(lake, monkeypatch, {"word": [f"{i:05}" for i in range(2_340, 2_370)]})
@@ -111,7 +111,7 @@ def test_objects_in_s3_are_queried(
 
 
 def test_a_file_is_read_on_the_partitions_that_refer_to_it_and_nowhere_else(new_lake: NewLake) -> None:
-    """One leaf of a file with two leaves was compacted: its rows of that leaf are now in another file."""
+    """Two leaves shared a file. After a compaction of one leaf, only the other refers to the file."""
     lake = new_lake(COUNTS, split_points=["m"])
     rows = [{"word": w, "seen": 1, "n": 1, "low": None, "last": "x"} for w in "az"]
     [old] = lake.add(rows, one_file=True)
@@ -121,7 +121,7 @@ def test_a_file_is_read_on_the_partitions_that_refer_to_it_and_nowhere_else(new_
 
 
 def compact(lake: Lake, partition_id: str, inputs: list[str], output: pa.Table) -> None:
-    """Replaces a partition's references by one to a new file."""
+    """Replaces a partition's references to `inputs` by one to a new file with the rows of `output`."""
     store = lake.context.store
     name = lake.add_file(output, {}, only=True)
     store.delete_collected_files([name])
@@ -137,7 +137,7 @@ def compact(lake: Lake, partition_id: str, inputs: list[str], output: pa.Table) 
 
 
 def test_files_stay_whole_while_a_split_pushes_their_references_down(lake: Lake) -> None:
-    """Covers references on the parent, on some children, and on all."""
+    """Queries run while no, some and all references have moved from the divided leaf to its children."""
     everything = expected(lake, lambda _: True)
     lake.context.partitions.split(lake.context.partitions.leaves()[0].partition_id, "\x00")
     assert ordered(tuples(query(lake.context))) == everything

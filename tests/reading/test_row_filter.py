@@ -81,7 +81,10 @@ ROWS_PER_GROUP = 8
 
 
 def rows() -> list[dict[str, Any]]:
-    """Returns rows sorted by key; each group has few values of a column, so that engines can skip groups."""
+    """Returns rows sorted by key. Each group of rows has at most two values in a column.
+
+    So engines can skip groups.
+    """
     chance = Random(1)
     found: list[dict[str, Any]] = []
     for group in range(24):
@@ -98,7 +101,10 @@ ROWS = rows()
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes the rows to Parquet in small groups with statistics, by which engines skip groups."""
+    """Writes the rows as Parquet with small row groups and statistics; returns the path.
+
+    A second file, `ours`, has no statistics of columns with NaN.
+    """
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
     schema = pa.schema([pa.field(one.name, arrow_type(one.type)) for one in SCHEMA.fields])
     numbered = pa.schema([*schema, pa.field("number", pa.int64())])

@@ -43,7 +43,7 @@ def writer(instance: Instance, dsn: str, table: Table, monkeypatch: pytest.Monke
 
 
 def written(writer: StreamWriter, *rows: tuple[int, int]) -> Any:
-    """Returns the message of a task that wrote rows."""
+    """Writes rows as a task of Spark does; returns the task's message to the driver."""
     return writer.write(iter(keyed_tables.data(rows).to_batches()))
 
 

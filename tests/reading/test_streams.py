@@ -23,7 +23,7 @@ def one_ahead(items: Iterator[int]) -> Iterator[int]:
 
 
 def test_one_item_is_made_ahead_and_no_more() -> None:
-    """A slow consumer holds at most two items. A single item needs no thread."""
+    """While a consumer uses an item, the thread makes one more. The thread starts with the second item."""
     made: list[int] = []
     third = threading.Event()
 
@@ -81,7 +81,7 @@ def batch(size: int) -> pa.RecordBatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 100_000, AHEAD_BYTES])
 def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
-    """Empty batches count too. More are made once half of the bytes were taken."""
+    """Empty batches also count as some bytes. The thread goes on when half of the bytes were taken."""
     made = count()
     stream = in_thread(batch(size) for _ in made)
     next(stream)
@@ -133,7 +133,7 @@ def test_a_failure_comes_after_all_batches_that_the_thread_made_before_it() -> N
 @pytest.mark.few(1)
 @pytest.mark.parametrize("read", ["whole", "failed", "dropped"])
 def test_the_memory_of_a_reader_is_freed_with_it(read: str) -> None:
-    """Memory must not wait for garbage collection, which does not know the size of Arrow's allocations."""
+    """Python's garbage collector does not know how much memory Arrow holds, so it could run too late."""
 
     def items() -> Iterator[pa.RecordBatch]:
         yield from (batch(100_000) for _ in range(20))

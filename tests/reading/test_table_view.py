@@ -43,7 +43,7 @@ NewTable = Callable[..., TableContext]
 
 @contextmanager
 def sent(supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[list[str]]:
-    """Yields a list that finally has the messages sent over the next borrowed connection."""
+    """Yields a list that is filled at the end, with the kinds of messages sent to PostgreSQL."""
     trace, found = tmp_path / "trace", list[str]()
     with trace.open("w") as file:
         with supplier.connection() as conn:
@@ -140,7 +140,7 @@ def test_committed_files_are_in_the_next_plan(new_table: NewTable) -> None:
 def test_all_pages_see_the_moment_at_which_the_plan_began(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers files that were added, removed, added and removed, pushed down or collected meanwhile."""
+    """After the first pages, files are added, removed and pushed down. Later pages show none of it."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 2)
     monkeypatch.setattr(table_view, "PAGE_GROWTH", 1)
     table = new_table(layout=layout)
@@ -166,7 +166,7 @@ def test_all_pages_see_the_moment_at_which_the_plan_began(
 def planned_in_pages(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, **properties: object
 ) -> tuple[TableContext, Iterator[tuple[Scan, ...]]]:
-    """Returns a table with a file in each leaf, and a plan of all of it with a page for each leaf."""
+    """Returns a table with one file in each leaf, and a plan of all rows that has one leaf in each page."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     table = new_table(**properties)
     for key in range(LEAVES):
@@ -241,7 +241,7 @@ def test_a_limit_needs_no_more_pages(
 
 
 def test_a_summary_counts_all_pages(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of several pages counts once."""
+    """A file that several pages contain is counted once."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES_MAX", 2)
     table = new_table()
     smallest, largest = (encode_key(SCHEMA.row_keys, [key]) for key in (100, 101))
@@ -353,7 +353,10 @@ def test_plans_are_right_while_leaves_are_split_and_files_replaced(
 
 
 def drop_log(table: TableContext, xid: str | None = None) -> None:
-    """Makes the removal log 30 days old, optionally as of transaction `xid`, collects, and drops it."""
+    """Dates all removals 30 days back, runs stage one of collection, and drops the log of that day.
+
+    With `xid`, the removals also seem to be made by this transaction.
+    """
     day = date.today() - timedelta(days=30)
     removal_log.DAYS.make(table.supplier, [day])
     aged = "update removal set removed_at = %s::date, removed_xid = coalesce(%s::xid8, removed_xid)"
@@ -367,7 +370,7 @@ def drop_log(table: TableContext, xid: str | None = None) -> None:
 def test_a_plan_fails_if_the_log_does_not_reach_back_to_its_moment(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TableContext], None], left: int
 ) -> None:
-    """Otherwise files removed since would be missing, and the result would look complete."""
+    """The plan needs the log to find the files that were removed since it began."""
     table, plan = planned_in_pages(new_table, monkeypatch)
     plan_query(table, EVERYTHING, moment := Moment(table.schema))
     next(plan)

@@ -90,7 +90,7 @@ def test_an_erasure_fails_when_its_column_is_dropped_meanwhile(
 
 
 def test_changes_over_a_restore_have_the_current_columns(table: Table) -> None:
-    """Two rows that differ only in a dropped column count as the same row."""
+    """Two rows that differ only in a dropped column count as equal, so they cancel each other."""
     add(table, 1, 2)
     cut = table.history.record_cut("cut")
     add(table, 7, note="y")

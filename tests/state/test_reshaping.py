@@ -60,7 +60,10 @@ def test_every_reader_reads_files_of_every_version_with_the_current_columns(
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_reader_agrees_after_each_kind_of_change_in_turn(instance: Instance, layout: str) -> None:
-    """All changes in sequence, in each layout, with files of all versions, and as of a cut of each."""
+    """Makes all kinds of changes in turn, so that the table has files of all versions.
+
+    Compares all readers, also as of a cut after each change.
+    """
     shaped = Shaped.made(instance, SCHEMA, layout=layout, properties=dm.TableProperties(**TWO))
     shaped.ingest(*ROWS)
     shaped.cut("first")
@@ -96,7 +99,7 @@ DEFAULTS: list[tuple[DataType, Any]] = [
 
 @pytest.mark.slow
 def test_every_reader_returns_the_defaults_of_each_type(shaped: Shaped) -> None:
-    """Each reader returns the defaults from the database, as constants, and as values once compacted."""
+    """Old rows show a new column's default. After a compaction, the default is stored in the file."""
     for number, (kind, default) in enumerate(DEFAULTS):
         shaped.table.add_column(dm.Field(f"whole{number}", kind), default)
         shaped.table.add_column(dm.Field(f"nullable{number}", kind, nullable=True), default)
@@ -125,7 +128,7 @@ def test_every_reader_returns_the_defaults_of_each_type(shaped: Shaped) -> None:
 
 
 def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
-    """Files of ingests and compactions have the ids of columns; an id is never reused for another column."""
+    """Ingests and compactions store the ids of columns in files. A dropped column's id is not reused."""
     drop_and_add(shaped)
     newer_rows(shaped)
     shaped.table.compact()
@@ -141,7 +144,7 @@ def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [add_default, add_whole, rename_value, rename_keys, swap_names, widen])
 def test_conditions_prune_no_matching_rows(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
-    """Conditions on renamed, widened and defaulted columns lose no rows, whatever old statistics say."""
+    """Old files have statistics under old names and types, or none. Pruning by them must lose no row."""
     change(shaped)
     newer_rows(shaped)
     table, instance = shaped.table, shaped.instance

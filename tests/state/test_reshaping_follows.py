@@ -55,9 +55,9 @@ def shaped(instance: Instance) -> Shaped:
 
 @pytest.mark.slow
 def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
-    """Deletions follow columns by id, even if another column has the name now.
+    """A deletion follows its column by id, even if another column has taken its name.
 
-    A deletion on a new column applies the default to old rows.
+    A condition on a new column sees the column's default in old rows.
     """
     shaped.delete("i", -7)
     shaped.delete("s", "b")
@@ -118,10 +118,7 @@ def test_changes_have_the_columns_of_the_later_moment(shaped: Shaped) -> None:
 
 @pytest.mark.slow
 def test_a_restore_keeps_the_current_columns(shaped: Shaped) -> None:
-    """A restore brings back the rows, and keeps the current columns.
-
-    It is refused if a deletion that was pending then names a dropped column.
-    """
+    """A restore brings back the rows, and keeps the current columns."""
     add_default(shaped)
     swap_names(shaped)
     newer_rows(shaped)
@@ -208,7 +205,7 @@ def test_invalid_changes_are_refused_in_one_line_and_change_nothing(shaped: Shap
 
 @pytest.mark.slow
 def test_other_handles_follow_changes_of_columns_at_once(shaped: Shaped, dsn: str, tmp_path: Path) -> None:
-    """Handles from before a change, in another instance, follow it in each kind of call."""
+    """`Table` objects of another instance, made before the change, follow the change in each call."""
     with connect(dsn, f"file://{tmp_path}/objects") as other:
         handles = [other.table("t") for _ in range(6)]
         swap_names(shaped)
@@ -232,7 +229,10 @@ def test_other_handles_follow_changes_of_columns_at_once(shaped: Shaped, dsn: st
 
 @pytest.fixture
 def handles(shaped: Shaped, dsn: str, tmp_path: Path) -> Iterator[list[Table]]:
-    """Yields handles of another instance, like another process, from before the change that a test makes."""
+    """Yields `Table` objects of another instance, as another process has them.
+
+    They are made before the test changes the columns.
+    """
     with connect(dsn, f"file://{tmp_path}/objects") as other:
         yield [other.table("t") for _ in range(4)]
 
@@ -253,7 +253,10 @@ def test_old_handles_delete_and_erase_by_the_current_names(shaped: Shaped, handl
 def test_a_look_on_an_old_handle_reads_columns_that_were_added_since(
     shaped: Shaped, handles: list[Table]
 ) -> None:
-    """A job on an old handle reads files and deletions with columns that were added since."""
+    """A `Table` that was opened before a column was added compacts files that have the column.
+
+    It also applies deletions that name the column.
+    """
     shaped.table.set_properties(compaction_batch_files=100)
     add_whole(shaped)
     newer_rows(shaped)
@@ -278,7 +281,7 @@ def test_a_job_is_divided_by_keys_that_were_renamed_since(shaped: Shaped, handle
 def test_an_erasure_looks_at_files_with_columns_that_were_added_since(
     shaped: Shaped, handles: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns change while the erasure runs, after it has looked at files with the older columns."""
+    """A column is added after the erasure examined the table's files, before it examines other objects."""
     began = Elsewhere.look
 
     def changed_meanwhile(*arguments: Any) -> None:
@@ -325,7 +328,10 @@ def test_an_open_query_keeps_the_columns_that_it_began_with(shaped: Shaped) -> N
 def test_an_open_query_outlives_its_files_as_long_as_its_columns_are_there(
     instance: Instance, dropped: bool
 ) -> None:
-    """Files compacted since have the new names; a dropped column is in no file."""
+    """A query's files are compacted and collected while columns are renamed or dropped.
+
+    The query goes on with the new files, unless they lack a column that it reads.
+    """
     properties = dm.TableProperties(**TWO, history_retention_seconds=0)
     shaped = Shaped.made(instance, SCHEMA, split_points=list(range(10, 400, 10)), properties=properties)
     for t in (0, 1):
@@ -349,7 +355,7 @@ def test_an_open_query_outlives_its_files_as_long_as_its_columns_are_there(
 
 
 def test_a_renamed_table_is_followed_by_its_id(shaped: Shaped) -> None:
-    """Another table may have its old name; old handles must never touch that one."""
+    """Another table takes the old name. `Table` objects of the renamed table must never change it."""
     instance, handle = shaped.instance, shaped.instance.table("t")
     other = instance.create_table("other", SCHEMA)
     with pytest.raises(TableAlreadyExists):
@@ -375,7 +381,7 @@ def test_an_export_has_the_current_columns(shaped: Shaped, tmp_path: Path) -> No
 
 
 def test_old_files_are_read_as_sorted_streams(shaped: Shaped) -> None:
-    """Files are not sorted again, renamed keys or not, as sorting takes memory by the table's size."""
+    """Files with older names and types of keys are merged without a sort, which would need much memory."""
     rename_keys(shaped)
     widen(shaped)
     newer_rows(shaped)

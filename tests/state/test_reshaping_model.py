@@ -39,7 +39,7 @@ NEW: list[DataType] = [dm.INT, dm.FLOAT, dm.STRING, dm.DOUBLE]
 
 
 class Machine(RuleBasedStateMachine):
-    """A state machine of the table and its naive model. `instance` belongs to the test."""
+    """A state machine of a table and its naive model. The test sets and closes `instance`."""
 
     instance: Instance
     layout: str
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def pending(self) -> list[list[int]]:
-        """The ids of the columns that each pending deletion names; the model has all deletions."""
+        """The column ids that each pending deletion names. Other deletions of the model are left out."""
         pending = {one.deletion_id for one in self.shaped.table.deletions()}
         return [ids for number, ids in self.shaped.deleted.items() if number in pending]
 

@@ -32,7 +32,7 @@ ARROW = pa.Table.from_pylist(LATE, schema=arrow_schema(SCHEMA))
 
 
 class Race:
-    """A writer of `LATE`, and a change of columns that commits before the writer does."""
+    """A race between a writer of the rows `LATE` and a change of columns, which commits first."""
 
     def __init__(
         self, shaped: Shaped, dsn: str, folder: Path, change: Callable[[Shaped], None], patch: Any
@@ -42,7 +42,7 @@ class Race:
         self._change, self._patch = change, patch
 
     def change(self) -> None:
-        """Changes the columns of all rows, including those that are written but not yet committed."""
+        """Changes the columns of the table and of the model, which already includes the writer's rows."""
         self.shaped.model = self.shaped.model.with_rows(LATE)
         self._change(self.shaped)
 
@@ -61,7 +61,7 @@ class Race:
         return str(self.folder / name)
 
     def request(self) -> AddFiles:
-        """Returns a request for files that are written with the current columns."""
+        """Writes files with the current columns; returns the request that adds the files."""
         context = self.shaped.table.context
         attempt = context.attempts.begin(context.table)
         context, attempt = context.writing_for(attempt)

@@ -35,7 +35,10 @@ def shaped(instance: Instance) -> Shaped:
 
 
 def test_a_time_has_the_columns_that_the_table_had_then(shaped: Shaped) -> None:
-    """A time between two changes of columns has the columns of then, even if nothing else changed."""
+    """Reads at a time between two changes of columns have the columns of that time.
+
+    Nothing but columns changes in between.
+    """
     times = []
     for number in range(3):
         times.append((datetime.now(UTC), shaped.model))
@@ -53,7 +56,7 @@ def test_a_time_has_the_columns_that_the_table_had_then(shaped: Shaped) -> None:
 
 @pytest.mark.slow
 def test_the_service_and_its_client_have_the_columns_of_each_moment(shaped: Shaped) -> None:
-    """A client with the old description sees new names, other types, and all columns."""
+    """A client that described the table before the changes uses new names, types and columns at once."""
     with service(shaped.instance) as url, connect_client(url) as client:
         remote = client.table("t")
         assert remote.query({"note": "x"}).read_all().num_rows == 1
@@ -151,7 +154,7 @@ REFUSED = [
 
 @pytest.mark.slow
 def test_refusals_on_the_command_line_have_one_line(cli: Cli) -> None:
-    """Queries as of a moment must use the names of the columns of then."""
+    """Covers also a query at a moment before a rename, which must use the old name."""
     assert cli("table", "create", "t", "--row-key", "k:long", "--value", "i:int?")[0] == 0
     for args, said in REFUSED:
         code, out, err = cli("table", *args)

@@ -78,7 +78,7 @@ CHANGES = [swap, drop, drop_and_add, add, add_whole, rename_key]
 
 
 def late_rows(before: Shaped, *keys: int) -> None:
-    """Returns the model's rows that were written with the first columns."""
+    """Adds rows to the model as a writer with the table's first columns writes them."""
     model = before.model
     defaults: dict[int, Any] = dict.fromkeys(range(4, model.last_id + 1))
     for row in model.rows[:1]:
@@ -90,7 +90,7 @@ def late_rows(before: Shaped, *keys: int) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
-    """An ingest writes the columns that it began with, whichever columns have their names now."""
+    """An ingest writes the columns with which it began, even if other columns have taken their names."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from table_of(3).to_batches()
@@ -130,7 +130,7 @@ def test_a_compaction_that_began_before_loses_nothing(
 
 @pytest.mark.slow
 def test_a_task_on_spark_writes_the_current_columns(shaped: Shaped) -> None:
-    """The task has the table's address from before the change."""
+    """The task gets the table's address as it was before the change."""
     shaped.ingest(*rows(3))
     context = shaped.table.context
     context.jobs.create()
@@ -148,7 +148,7 @@ def test_a_task_on_spark_writes_the_current_columns(shaped: Shaped) -> None:
 
 @pytest.mark.slow
 def test_a_task_on_spark_reads_inputs_with_newer_columns(shaped: Shaped) -> None:
-    """The driver made the job with a handle from before the change."""
+    """The driver opened its table before the change, and made the job after it."""
     context = shaped.table.context
     swap(shaped)
     shaped.add(dm.Field("new", dm.LONG), 7)

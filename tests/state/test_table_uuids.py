@@ -25,7 +25,10 @@ SCHEMA = OF_KEYS
 
 
 def lost_and_another(instance: Instance) -> tuple[TableRecord, TableRecord]:
-    """Returns a table that a restore of the database lost, and a newer table with its number."""
+    """Simulates a restored database that has lost a table and given its id to another.
+
+    Returns the records of the lost table and of the other one.
+    """
     lost = instance.create_table("t", SCHEMA).files.table
     instance.submit([add("t", "late")])
     query(instance._supplier, "delete from tables")

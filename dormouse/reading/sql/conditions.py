@@ -1,4 +1,7 @@
-"""Filters as DuckDB's SQL. DuckDB orders values as Dormouse does: NaN is the largest number."""
+"""The filters of queries as DuckDB's SQL.
+
+DuckDB orders values as Dormouse does: NaN is the largest number.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def type_name(kind: DataType) -> str:
 
 
 def literal(field: Field, value: Any) -> str:
-    """Returns a literal, with its type, of a value of a field that is not nested."""
+    """Returns a value as an SQL literal with its type; the field's type must not be nested."""
     if field.type == STRING:
         return text(value)
     if field.type == BYTES:
@@ -101,12 +104,12 @@ DUCKDB: Engine[str] = DuckDb()
 
 
 def all_of(parts: Iterable[str | None]) -> str | None:
-    """Returns a condition that all of some conditions are met; None when every row meets them."""
+    """Returns the conjunction of conditions. None stands for a condition that every row meets."""
     return DUCKDB.all_of([part for part in parts if part is not None]) or None
 
 
 def text(value: str) -> str:
-    """Returns a text as a literal."""
+    """Returns a text as an SQL literal."""
     if value.isprintable():
         return "'" + value.replace("'", "''") + "'"
     # encoded, as SQL text cannot have some characters, and tools that show a view's text mishandle others

@@ -1,4 +1,7 @@
-"""DuckDB in this process, locked to one object store; each statement has a session of its own."""
+"""A DuckDB in this process that can read only one object store.
+
+Each statement has a session of its own.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ _VARIABLES = {
 
 
 def connection(objects: ObjectStore) -> duckdb.DuckDBPyConnection:
-    """Returns a connection to an in-memory database, in UTC, that reads the store's objects by `path_of`."""
+    """Returns a connection to an in-memory database, in UTC, that can read the store's objects.
+
+    A statement names an object by its `path_of`.
+    """
     # the needed extensions are installed beside DuckDB, so that nothing is downloaded
     made = duckdb.connect(config={"autoinstall_known_extensions": False})
     try:
@@ -71,7 +77,7 @@ def path_of(objects: ObjectStore, name: str) -> str:
 
 
 def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
-    """Loads DuckDB's httpfs extension from its installed wheel, in DuckDB's own version."""
+    """Loads DuckDB's httpfs extension of the same version from its installed Python package."""
     try:
         import duckdb_extension_httpfs
     except ImportError:
@@ -81,7 +87,10 @@ def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
 
 
 def secret_of(objects: ObjectStore) -> str | None:
-    """Returns the statement that sets S3's credentials, as they are now, since temporary ones expire."""
+    """Returns the SQL statement that gives DuckDB the current S3 credentials; None for a folder.
+
+    Temporary credentials expire, so the statement is made anew from time to time.
+    """
     if urlsplit(objects.url).scheme != "s3":
         return None
     from dormouse.objects.s3 import s3_options
@@ -108,7 +117,7 @@ CHARACTERS_MAX = 10_000
 
 
 class Remembered(Generic[T]):
-    """A least-recently-used cache of values by statement and a further key. Safe to share between threads."""
+    """A least-recently-used cache with a statement and a further key as its key. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,23 +141,29 @@ class Remembered(Generic[T]):
 
 
 MEMORY_SHARE = 0.6
-"""The share of DuckDB's own default, which is four fifths of the machine's or container's memory."""
+"""The share of DuckDB's default memory limit that it may use.
+
+The default is four fifths of the memory of the machine or container.
+"""
 _of_parents: list[object] = []
 
 
 class Session(Protocol):
-    """The steps of one statement, run one after another."""
+    """The steps in which one statement is run, one after another."""
 
     def parsed(self, statement: str) -> Parsed:
-        """Parses the statement; returns the names that it uses."""
+        """Parses the statement, and returns the names and properties found in it."""
         ...
 
     def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
-        """Returns the ranges that the statement needs of the tables that it names."""
+        """Returns the ranges of row keys that the statement needs of each table that it names."""
         ...
 
     def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
-        """Runs the statement, with each table as a SELECT of its files; a call ends the one before it."""
+        """Runs the statement. `views` has a SELECT of each table's files.
+
+        A second call ends the answer of the first.
+        """
         ...
 
     def close(self) -> None: ...
@@ -187,7 +202,10 @@ class Engine:
         return LocalSession(self, interruption)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Returns a connection for one statement, which closes it: its views and variables end with it."""
+        """Returns a connection for one statement, which must close it.
+
+        Its views and variables end with it.
+        """
         with self._lock:
             if self._opened is None or self._pid != os.getpid():
                 # a connection that a parent process opened does not work in its child, and must not be closed
@@ -200,7 +218,10 @@ class Engine:
         return made
 
     def renew(self) -> bool:
-        """Updates the credentials; returns whether they changed. A running statement keeps its own."""
+        """Gives DuckDB the store's current credentials; returns whether they have changed.
+
+        A running statement keeps its own.
+        """
         secret = secret_of(self._objects)
         with self._lock:
             if secret is None or secret == self._secret or self._opened is None:
@@ -251,14 +272,14 @@ class Engine:
 
 
 class LocalSession:
-    """A statement's session in this process."""
+    """The session of one statement, run by the DuckDB of this process."""
 
     def __init__(self, engine: Engine, interruption: Interruption) -> None:
         self._engine = engine
         self._interruption = interruption
         self._connection = engine.cursor()
         self._views: dict[str, str] = {}
-        """The SELECT of each view, by its name in lower case."""
+        """The SELECT of each view that this session made, by the view's name in lower case."""
 
     def parsed(self, statement: str) -> Parsed:
         return self._engine.parsed.get(statement, None, lambda: parsed(self._connection, statement))
@@ -295,7 +316,7 @@ class LocalSession:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Interrupts the block if the interruption is set; turns DuckDB's errors into Dormouse's."""
+        """Interrupts DuckDB when the interruption is set; replaces DuckDB's errors by Dormouse's."""
         try:
             with self._interruption.ending(self._connection.interrupt), named_failures():
                 yield

@@ -28,7 +28,7 @@ _OPENING, _CLOSING = set("([{"), set(")]}")
 
 
 def with_distinct_windows(statement: str, tokens: Sequence[tuple[int, str]]) -> str:
-    """Returns the statement with PARTITION BY clauses that differ made to differ in length.
+    """Returns the statement, changed so that different PARTITION BY clauses have lists of different lengths.
 
     DuckDB 1.5 treats two lists of equal length as one if each expression of the first is in the second
     (https://github.com/duckdb/duckdb/issues/24629). It compares them after simplification: `a` and
@@ -53,7 +53,7 @@ def with_distinct_windows(statement: str, tokens: Sequence[tuple[int, str]]) -> 
 
 
 def _partitions(tokens: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, int]]:
-    """Yields the start and end of the expressions of each PARTITION BY, in UTF-8, and their number."""
+    """Yields for each PARTITION BY the start and end of its list in UTF-8, and the number of expressions."""
     for n, pair in enumerate(pairwise(word for _, word in tokens), 2):
         if pair != ("partition", "by"):
             continue
@@ -78,11 +78,11 @@ class Functions:
 
     allowed: frozenset[str]
     refused: dict[str, str]
-    """The reason for refusing each of the other functions."""
+    """The reason for the refusal of each function that is not allowed."""
 
 
 def check_expressions(called: Iterable[str]) -> None:
-    """Raises `InvalidQuery` for the first function, operator or macro in expressions that is not allowed."""
+    """Raises `InvalidQuery` if a function, operator or macro in an expression is not allowed."""
     known = reviewed("expressions")
     for name in sorted(name.lower() for name in called):
         if name not in known.allowed:
@@ -107,7 +107,7 @@ def check_tables(called: Iterable[str]) -> None:
 
 @cache
 def reviewed(kind: str) -> Functions:
-    """Returns the reviewed functions: "expressions", or "tables", which are called in FROM."""
+    """Returns the reviewed functions of a kind: "expressions", or "tables" for those called in FROM."""
     found = review()
     allowed = (names for names in found["allowed"][kind].values())
     return Functions(
@@ -117,7 +117,7 @@ def reviewed(kind: str) -> Functions:
 
 
 def review() -> dict[str, Any]:
-    """Returns the whole review, including the version of DuckDB that was reviewed."""
+    """Returns the review of all functions, and the version of DuckDB to which it applies."""
     return tomllib.loads(resources.files(__package__ or "").joinpath("functions.toml").read_text("utf-8"))
 
 
@@ -131,7 +131,7 @@ _READERS = {
 }  # fmt: skip
 """First words of statements that may read."""
 _DESCRIBES = {"desc", "describe", "show"}
-"""First words of statements that compute no rows of the table they name."""
+"""The first words of statements that name a table and compute none of its rows."""
 _NAME_ALONE = {2, 4}
 """The numbers of tokens of a statement that only names a table: DESCRIBE t, DESCRIBE main.t."""
 _UPSERTS = (
@@ -163,7 +163,7 @@ _CHANGES = {
     "alter": "table.add_column and 'dormouse table add-column' add a column, and others like them change it",
     "copy": "'dormouse sql --output FILE' writes an answer to a file, and 'dormouse ingest' reads one",
 }
-"""The alternative to a statement that makes changes, by a word of the statement."""
+"""The advice for a refused statement that makes changes, by a word of the statement."""
 _INSTEAD = _CHANGES | {
     **dict.fromkeys(("begin", "start", "commit", "end", "rollback", "abort", "savepoint"), _TRANSACTIONS),
     **dict.fromkeys(("lock", "declare", "fetch"), _TRANSACTIONS),
@@ -172,14 +172,14 @@ _INSTEAD = _CHANGES | {
     **dict.fromkeys(("grant", "revoke"), _ACCESS),
     "pragma": "SHOW TABLES lists the tables, DESCRIBE their columns",
 }
-"""The alternative to any refused statement, by its first word."""
+"""The advice for any refused statement, by its first word."""
 _HINTS = {
     ("for", "system_time"): _AT,
     ("for", "update"): "rows are read as they are at one moment, and none is locked",
     ("for", "share"): "rows are read as they are at one moment, and none is locked",
     ("show", "create"): "DESCRIBE table gives its columns, 'dormouse table show' its schema",
 }
-"""The alternative spelling, by two words of a statement that cannot be parsed."""
+"""The advice for a statement that cannot be parsed, by two consecutive words of it."""
 _NO_STATEMENT = "parser"
 """DuckDB's error type for a text that cannot be parsed."""
 _NO_SELECT = "CTE needs a SELECT"
@@ -205,27 +205,34 @@ _PATHS = {
     "shown": "$..show_type",
     "moments": "$..at_clause.unit",
 }
-"""The paths of names in the parser's tree of a statement. No name can be mistaken for a node."""
+"""The JSON paths of names in the tree that DuckDB's parser makes of a statement.
+
+No name that a statement contains can be mistaken for a node of the tree.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A statement that reads; `names` are of tables or of its own `ctes`, in lower case."""
+    """A statement that only reads, with the facts that the parser found in it.
+
+    `names` are the names in FROM, of tables or of its own `ctes` (common table expressions). `ctes` are in
+    lower case.
+    """
 
     text: str
     run: str
     """The statement as it is run, with windows that DuckDB does not confuse."""
     has_own_names: bool
-    """True if the columns of its answer are those of its SELECT."""
+    """True if the answer has the columns of the statement's SELECT; false for EXPLAIN and SUMMARIZE."""
     select: str
-    """The statement, or the one that it explains."""
+    """The statement itself, or after EXPLAIN the statement that is explained."""
     parameters: frozenset[str]
-    """The parameters' names in lower case; `$1` and the first `?` are 1."""
+    """The names of the parameters in lower case. `$1` and the first `?` have the name 1."""
     names: frozenset[str]
     ctes: frozenset[str]
     lists_tables: bool
     describes: bool
-    """True for DESCRIBE or SHOW of one table by its name."""
+    """True for a DESCRIBE or SHOW that names one table."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
@@ -239,7 +246,7 @@ class Parsed:
 
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
-    """Parses a statement; raises `InvalidQuery` unless it only reads tables."""
+    """Parses a statement; raises `InvalidQuery` if it does more than read tables."""
     if not isinstance(statement, str):
         raise InvalidQuery(f"a statement must be a string, not {statement!r}")
     if not is_text(statement):
@@ -286,7 +293,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
 
 
 def words(text: str) -> Iterator[tuple[int, str]]:
-    """Yields tokens: their positions in UTF-8, and the names and keywords in lower case."""
+    """Yields tokens: the position of each in UTF-8, and its text, with names and keywords in lower case."""
     raw = text.encode()
     for start, kind in duckdb.tokenize(text):
         word = _WORD.match(raw, start)
@@ -297,7 +304,7 @@ def words(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _kind(tokens: Sequence[tuple[int, str]]) -> str:
-    """Returns the first word of the only statement; raises `InvalidQuery` if there is none, or several."""
+    """Returns the first word of the statement; raises `InvalidQuery` without a statement, or for several."""
     parts = [list(part) for ends, part in groupby(tokens, lambda token: token[1] == ";") if not ends]
     if not parts:
         raise InvalidQuery(f"the statement is empty; {_READS}")
@@ -317,7 +324,7 @@ def _check_begins(connection: duckdb.DuckDBPyConnection, statement: str) -> None
 def _unexplained(
     connection: duckdb.DuckDBPyConnection, statement: str, tokens: Sequence[tuple[int, str]]
 ) -> tuple[bool, str]:
-    """Returns whether an EXPLAIN runs the statement that it explains, and that statement."""
+    """Returns whether an EXPLAIN runs the explained statement, and the text of that statement."""
     raw, runs = statement.encode(), False
     left = [token for token in tokens if token[1] != ";"][1:]
     while left:
@@ -338,9 +345,10 @@ def _refusal(
     tokens: Sequence[tuple[int, str]],
     tree: Mapping[str, Any],
 ) -> DormouseError:
-    """Returns the error for a statement that the parser makes no tree of.
+    """Returns the error for a statement that the parser refuses.
 
-    After EXPLAIN, `statement` has blanks before it, so that the error's position is right.
+    The text before the explained statement of an EXPLAIN is blank in `statement`, so that the error's
+    position is right.
     """
     kind = _kind(tokens)
     acts = kind in _INSTEAD or _NO_SELECT in tree["error_message"]
@@ -365,7 +373,7 @@ def _refusal(
 
 
 def _hint(tokens: Sequence[tuple[int, str]], complaint: str) -> str | None:
-    """Returns what to write instead of a text that cannot be parsed, if known."""
+    """Returns advice for a text that cannot be parsed; None without any. `complaint` is DuckDB's error."""
     if 'at or near ":"' in complaint:
         return "a parameter is written $name"
     if 'at or near "."' in complaint or 'at or near "\\"' in complaint:
@@ -376,7 +384,7 @@ def _hint(tokens: Sequence[tuple[int, str]], complaint: str) -> str | None:
 
 
 def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset[str]:
-    """Returns the names of the parameters of a statement that is known to be one SELECT.
+    """Returns the names of a statement's parameters in lower case. The statement must be one SELECT.
 
     DuckDB runs some other statements when it extracts them: IMPORT DATABASE and PRAGMA open files.
     """
@@ -403,9 +411,9 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:
-    """Returns the names in a statement, by `_PATHS`, or the error of the parser, which executes nothing.
+    """Returns the names in a statement, found by `_PATHS`, and the error of the parser, if any.
 
-    All statements but SELECT give an error.
+    The parser executes nothing. It returns an error for all statements but SELECT.
     """
     tree = f"json_serialize_sql({text(select)}, skip_null := true, skip_empty := true, skip_default := true)"
     paths = {"error_type": "$.error_type", "error_message": "$.error_message", **_PATHS}

@@ -1,4 +1,4 @@
-"""DuckDB's answers as Arrow: exact types, distinct column names, and Dormouse's errors."""
+"""The answers of DuckDB as Arrow data: exact types, distinct column names, and Dormouse's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dormouse.errors import DormouseError, EngineFailed, InvalidQuery, QueryTooL
 
 BATCH_ROWS = 8_192
 AHEAD_BYTES = 32 << 20
-"""The most bytes of an answer with 128-bit integers that are read to choose its columns' types."""
+"""The most bytes at the beginning of an answer that are read to choose types for 128-bit integers."""
 _NOT_ARROWS = {"bignum", "bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
 _DAY_MICROSECONDS = 24 * 60 * 60 * 1_000_000
 _INFINITE_DAY, _INFINITE_TIME = 2**31 - 1, 2**63 - 1
@@ -29,9 +29,9 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _CARET = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _KIND = re.compile(r"^(?:TransactionContext Error: )?(?:(\w[\w ]*) Error: )?")
 _MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization", "Binder", None}
-"""Kinds of DuckDB's errors that a bad file may cause; a truncated page gives an error without a kind."""
+"""The kinds of DuckDB's errors that a bad file may cause. A truncated page gives an error without a kind."""
 _SETTING = re.compile(r'\n?Use "?SET [^\n]*')
-"""Advice to change settings, which no statement can follow: settings are locked."""
+"""A pattern of DuckDB's advice to change settings, which is removed: settings are locked."""
 _DEVIATION = re.compile(r"^(STDDEV|VAR)\w* is out of range")
 _DISK_FULL = ("No space left on device", "max_temp_directory_size")
 
@@ -40,12 +40,12 @@ _DISK_FULL = ("No space left on device", "max_temp_directory_size")
 
 
 class ReadFailed(InvalidQuery):
-    """An error of DuckDB while it read: caused by a file, or by the statement's use of its values."""
+    """An error of DuckDB while it read files. Its cause is a bad file, or the statement's use of values."""
 
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turns DuckDB's errors into Dormouse's, including errors that Arrow's streams pass on."""
+    """Replaces DuckDB's errors in the block by Dormouse's, including errors that pass through Arrow."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -53,7 +53,10 @@ def named_failures() -> Iterator[None]:
 
 
 def failure(error: Exception, *, reads: bool = True) -> DormouseError:
-    """Returns Dormouse's error for one of DuckDB's; `reads`: DuckDB may have been reading files."""
+    """Returns Dormouse's error for an error of DuckDB.
+
+    `reads` is true if DuckDB may have been reading files.
+    """
     line, found = first_line(error), _KIND.match(str(error))
     kind = found[1] if found else None
     if kind == "INTERRUPT":
@@ -78,13 +81,13 @@ def failure(error: Exception, *, reads: bool = True) -> DormouseError:
 
 
 def syntax_error(error: duckdb.Error, statement: str, hint: str | None = None) -> DormouseError:
-    """Returns the error for a statement that cannot be parsed, with its place and a hint."""
+    """Returns the error for a statement that cannot be parsed, with the position of the fault and a hint."""
     complaint = f"{first_line(error)}{_place(str(error), statement)}"
     return InvalidQuery(f"{complaint}; {hint}" if hint else complaint)
 
 
 def _place(complaint: str, statement: str) -> str:
-    """Returns the line and column that DuckDB's error shows with a caret, as text."""
+    """Returns the line and column of the fault as text, found by the caret in DuckDB's error `complaint`."""
     found = _CARET.search(complaint)
     if found is None:
         return ""
@@ -97,7 +100,7 @@ def _place(complaint: str, statement: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns DuckDB's message and hints in one line, without the error's kind and the quoted statement."""
+    """Returns DuckDB's message and hints in one line, without the kind of error and the statement."""
     text = _SETTING.sub("", _POSITION.split(str(error), maxsplit=1)[0])
     return "; ".join(line.strip() for line in _KIND.sub("", text, count=1).splitlines() if line.strip())
 
@@ -107,7 +110,7 @@ def first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """An answer's columns, and its batches, which are made when they are requested."""
+    """An answer: its columns, and its batches, which are made on request."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -149,7 +152,7 @@ def rows_of(answer: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractCon
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with a schema's exact types; raises `InvalidQuery` for a sum too large for LONG."""
+    """Returns the batch with the schema's types; raises `InvalidQuery` for an integer too large for LONG."""
     try:
         return exact(batch, schema)
     except pa.ArrowInvalid:
@@ -163,7 +166,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _held(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch; raises `InvalidQuery` for a value that readers of Arrow would misread."""
+    """Returns the batch; raises `InvalidQuery` for a value that programs would misread in Arrow's format."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if value := _not_held(column):
             raise InvalidQuery(f"column {name!r} has {value}, which Arrow does not have: cast it to VARCHAR")
@@ -171,7 +174,7 @@ def _held(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _not_held(column: pa.Array) -> str | None:
-    """Returns the name of a value in a column that DuckDB has and Arrow does not; None if there is none."""
+    """Returns the description of a value in the column that Arrow cannot represent; None without one."""
     kind = column.type
     if pa.types.is_map(kind):
         return _not_held(column.keys) or _not_held(column.items)
@@ -197,7 +200,7 @@ def _not_held(column: pa.Array) -> str | None:
 
 
 def _ahead(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Yields the first batches of an answer, or all batches of a small one."""
+    """Yields batches from the beginning of an answer, up to `AHEAD_BYTES`."""
     taken = 0
     while taken < AHEAD_BYTES and (batch := next(reader, None)) is not None:
         taken += batch.nbytes
@@ -205,7 +208,10 @@ def _ahead(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 
 def _narrow(kind: Any, arrow: pa.DataType) -> pa.DataType:
-    """Returns the type of a column with LONG for 128-bit integers, within nested types too."""
+    """Returns the type of a column in which LONG replaces each 128-bit integer, also inside nested types.
+
+    `kind` is DuckDB's type, and `arrow` is Arrow's.
+    """
     if kind.id == "hugeint":
         return pa.int64()
     if kind.id == "list":
@@ -220,7 +226,7 @@ def _narrow(kind: Any, arrow: pa.DataType) -> pa.DataType:
 
 
 def _fits(column: pa.Array, kind: pa.DataType) -> bool:
-    """Returns whether all values of a column fit a type."""
+    """Returns whether all values of a column can be cast to a type without loss."""
     try:
         column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -229,7 +235,7 @@ def _fits(column: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _is_arrows(kind: Any) -> bool:
-    """Returns whether Arrow has the values of a type, directly or as its plain type."""
+    """Returns whether Arrow can represent all values of a DuckDB type."""
     if kind.id in _NOT_ARROWS:
         return False
     if kind.id == "struct" and len(dict(kind.children)) < len(kind.children):
@@ -253,7 +259,10 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def plain(arrow: pa.DataType) -> pa.DataType:
-    """Returns the type that tables and all readers of Arrow support, within nested types too."""
+    """Returns the type without dictionary encoding, also inside nested types.
+
+    Dormouse's tables and all readers of Arrow support the result.
+    """
     if pa.types.is_list(arrow):
         return pa.list_(pa.field("element", plain(arrow.value_type)))
     if pa.types.is_map(arrow):

@@ -1,4 +1,7 @@
-"""The tables that one of DuckDB's serialized plans scans, and the ranges of row keys that the plan needs."""
+"""The tables that a DuckDB plan scans, and the ranges of row keys that it needs of each.
+
+The plan is one that DuckDB serialized as JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 
 ROUNDS_MAX = 10
-"""The most rounds in which ranges are passed from key to key; the ranges are valid after each round."""
+"""The most rounds in which ranges pass from key to key. After each round all ranges are valid."""
 _INTS = Range(-(1 << 31), (1 << 31) - 1, max_inclusive=True)
 _LONGS = Range(-(1 << 63), (1 << 63) - 1, max_inclusive=True)
 _OUTPUTS: Mapping[str, Callable[[Known, Known], Known]] = {
@@ -29,9 +32,9 @@ _OUTPUTS: Mapping[str, Callable[[Known, Known], Known]] = {
     "ANTI": lambda left, _right: left,
     "MARK": lambda left, _right: [*left, None],
 }
-"""The columns of a join's result, from the columns of its sides, by the kind of join."""
+"""The functions that return the columns of a join from those of its two sides, by the kind of join."""
 _LEFT_BY_RIGHT = {"INNER", "SEMI", "RIGHT"}
-"""Joins in which a row of the left side counts only if it matches a row of the right side."""
+"""The kinds of joins in which a row of the left side counts only if it matches one of the right side."""
 # joins in which a row of the right side counts only if it matches a row of the left side
 _RIGHT_BY_LEFT = {"INNER", "SEMI", "ANTI", "LEFT", "SINGLE"}
 _COMPUTED_AGAIN = {"LOGICAL_MATERIALIZED_CTE", "LOGICAL_RECURSIVE_CTE", "LOGICAL_CTE_REF"}
@@ -39,7 +42,7 @@ Node = dict[str, Any]
 _WHOLE = {f"{sign}{name}" for name in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT") for sign in "U"}
 _WHOLE |= {name[1:] for name in _WHOLE}
 _EXACT_BELOW = {"DOUBLE": 1 << 53, "FLOAT": 1 << 24}
-"""The number below which a type has each whole number exactly, so that a cast key keeps its value."""
+"""The number below which a type represents each whole number exactly, so that a cast keeps a key's value."""
 _OPERATORS = {
     "COMPARE_EQUAL": "=",
     "COMPARE_NOT_DISTINCT_FROM": "=",
@@ -52,7 +55,10 @@ _TIMES = {"TIMESTAMP WITH TIME ZONE": TIMESTAMP, "DATE": DATE}
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LISTS = {"list_contains", "list_has", "array_contains", "array_has", "contains"}
 _PREFIXES = {"prefix": "", "starts_with": "", "^@": "", "~~": "%_\\", "like_escape": "%_\\", "~~~": "*?[\\"}
-"""Functions of a text and a pattern, with the characters that end the pattern's literal prefix."""
+"""The functions that test whether a text has a prefix or matches a pattern.
+
+Each has the characters that end the literal prefix of its pattern.
+"""
 _CODE_POINT_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 _ESCAPED = re.compile(r"\\x([0-9A-F]{2})")
@@ -63,7 +69,7 @@ _ESCAPED = re.compile(r"\\x([0-9A-F]{2})")
 
 
 class _Unknown:
-    """The type of `UNKNOWN`, a value that is not understood."""
+    """The type of `UNKNOWN`, which stands for a value that this module cannot determine."""
 
 
 UNKNOWN = _Unknown()
@@ -71,23 +77,23 @@ UNKNOWN = _Unknown()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A row key in one scan of a plan."""
+    """A row key in one scan of a plan. The same row key of another scan is another `Key`."""
 
     name: str
     """The key's name in the plan, unique among all scans."""
     field: Field
     is_copy: bool = False
-    """True if the key is a copy of a column elsewhere, so that conditions on it do not restrict it."""
+    """True if the key is a copy of another column, so that conditions on the copy do not restrict it."""
 
 
 Known = Sequence[Key | None]
-"""The columns of a plan's node; None for a column that is no key."""
+"""The columns of a plan's node: a row key for each, None for a column that is no row key."""
 Columns = Known | None
-"""The columns, or None if not even their number is known."""
+"""The columns of a plan's node; None if not even their number is known."""
 
 
 def met(condition: Node, columns: Columns) -> KeyRanges:  # noqa: PLR0911 one a kind
-    """Returns ranges of keys, by their names in the plan, that contain each row that meets a condition."""
+    """Returns ranges of keys that contain every row that meets a condition, by the keys' names."""
     match condition:
         case {"type": "CONJUNCTION_AND", "children": parts}:
             return reduce(KeyRanges.intersect, (met(part, columns) for part in parts), KeyRanges())
@@ -108,7 +114,7 @@ def met(condition: Node, columns: Columns) -> KeyRanges:  # noqa: PLR0911 one a 
 
 
 def met_by_column(filter_: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a kind
-    """Returns ranges of a key that contain each value that meets a filter pushed down into a scan."""
+    """Returns ranges of a key that contain every value that meets a filter, which is part of a scan."""
     match filter_:
         case {"filter_type": "CONJUNCTION_AND", "child_filters": parts}:
             return reduce(KeyRanges.intersect, (met_by_column(part, key) for part in parts), KeyRanges())
@@ -127,9 +133,9 @@ def met_by_column(filter_: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a 
 
 
 def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
-    """Returns the key that an expression is, and the numeric type that it is cast to.
+    """Returns the row key that an expression refers to, and the numeric type to which it is cast, if any.
 
-    Returns None if it is no key.
+    Returns None if the expression is no row key.
     """
     match expression:
         case {"expression_class": "BOUND_CAST", "try_cast": True}:
@@ -148,12 +154,15 @@ def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
 
 
 def is_whole(cast: str | None) -> bool:
-    """Returns whether a cast keeps whole numbers unchanged."""
+    """Returns whether a cast to the named type leaves whole numbers unchanged."""
     return cast is None or cast in _WHOLE
 
 
 def value_of(constant: Node) -> Any:  # noqa: PLR0911 one a type
-    """Returns a constant as None, a number, str, bytes, datetime, date, tuple or list, else `UNKNOWN`."""
+    """Returns the value of a constant in the plan, or `UNKNOWN` for a type that is not supported.
+
+    The value is None, a number, str, bytes, datetime, date, tuple or list.
+    """
     match constant:
         case {"is_null": True}:
             return None
@@ -273,9 +282,9 @@ def _compared(left: Node, operator: str, value: Any, columns: Columns) -> KeyRan
 
 
 def _together(parts: Sequence[Node], operator: str, values: tuple[Any, ...], columns: Columns) -> KeyRanges:
-    """Returns ranges for a comparison of several columns at once: (a, b) = (1, 2), or (a, b) > (1, 2).
+    """Returns ranges for a comparison of tuples of columns: (a, b) = (1, 2), or (a, b) > (1, 2).
 
-    For an inequality only the first column is restricted.
+    An inequality restricts only the first column.
     """
     if operator != "=":
         parts, operator = parts[:1], f"{operator[0]}="
@@ -293,7 +302,10 @@ def _bounded(key: Key, operator: str, value: Any, type_name: str | None) -> KeyR
 
 
 def _ranges(field: Field, operator: str, value: Any, type_name: str | None) -> list[Range] | None:
-    """Returns the ranges in which a key, cast to the named type, meets a comparison; None for any value."""
+    """Returns the ranges of a key that meet a comparison with a value; None if any key may meet it.
+
+    `type_name` is the type to which the key is cast.
+    """
     if value is None:
         return []
     if field.type in (INT, LONG):
@@ -305,7 +317,7 @@ def _ranges(field: Field, operator: str, value: Any, type_name: str | None) -> l
 
 
 def _numbers(field: Field, operator: str, value: Any, type_name: str | None) -> list[Range] | None:
-    """Returns the ranges of whole numbers that meet a comparison with a number; None for any."""
+    """Returns the ranges of whole numbers that meet a comparison with a number; None if any may meet it."""
     if isinstance(value, float):
         if not math.isfinite(value) or abs(value) >= _EXACT_BELOW.get(type_name or "", 0):
             return None
@@ -334,7 +346,7 @@ def _range(operator: str, value: Any) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """The number of rows, including those skipped by OFFSET, after which a result is complete."""
+    """The number of result rows, including those skipped by OFFSET, after which a result is complete."""
 
     rows: int
     in_key_order: bool
@@ -342,7 +354,10 @@ class Enough:
 
 
 def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
-    """Returns the limit of a plan of one scan, if each row of its result comes from one row of the table."""
+    """Returns the limit of a plan; None without one, or if a row may come from several rows of the table.
+
+    The plan must have exactly one scan.
+    """
     plan = _below(plan, "LOGICAL_PROJECTION")
     limit = plan.get("limit_val", {})
     if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
@@ -368,7 +383,10 @@ def _is_scan(plan: Node) -> bool:
 
 
 def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
-    """Returns whether rows are sorted by the first row keys, and by more only after all of them."""
+    """Returns whether the rows are sorted by the row keys, in their order.
+
+    The sort may end before the last row key. Further columns may follow the last.
+    """
     [child] = order["children"]
     scans = Scans(schemas)
     columns = scans.read(child)
@@ -407,7 +425,7 @@ class Scans:
         return len(self._tables) == 1 and not self._again
 
     def ranges(self) -> dict[str, KeyRanges]:
-        """Returns the ranges that any of a table's scans needs, by table."""
+        """Returns the needed ranges of each table: the union of those of its scans."""
         for _ in range(ROUNDS_MAX):
             before = self._ranges
             for target, source in self._passed:
@@ -539,7 +557,7 @@ class Scans:
         return [*columns, *(self._listed(one) for one in lists)] if len(lists) == 1 else None
 
     def _listed(self, values: Any) -> Key | None:
-        """Returns constants as if they were the key of a scan that has exactly these values."""
+        """Returns a list of constants as a key that has exactly these values; None for other values."""
         if not isinstance(values, list):
             return None
         given = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""DuckDB's SELECTs of tables from their files."""
+"""The SELECT statements with which DuckDB reads a table from its files."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ from dormouse.state.context import TableContext
 # The files that DuckDB reads in one scan, and which of their rows count.
 
 SCANS_MAX = 64
-"""The most scans of files of one kind.
+"""The approximate maximum of scans that read the files of one table.
 
 DuckDB plans each scan separately, which for a thousand scans takes seconds.
 """
 INDEX = "file_index"
-"""DuckDB's virtual column with the position of a row's file in the list of files."""
+"""The name of DuckDB's virtual column with the position of a row's file in the scan's list of files."""
 
 
 def written_alike(scan: Scan) -> tuple[bool, int]:
-    """Returns whether DuckDB may use all of a file's statistics, and the file's schema version."""
+    """Returns the facts that files of one scan must share.
+
+    These are whether DuckDB may use all statistics of the file, and the file's schema version.
+    """
     return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
-    """Yields the files of each scan, in their order there."""
+    """Yields lists of files; DuckDB reads the files of each list in one scan, in this order."""
     ways = ways_of(scans, written_alike)
     if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
@@ -64,7 +67,10 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
 
 
 def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
-    """Returns the condition for rows that lie where their file counts; None when every row does."""
+    """Returns the SQL condition for wanted rows: those that lie in the slices of their own file.
+
+    Returns None when all rows of the files are wanted.
+    """
     runs = [(slices, len(list(run))) for slices, run in groupby(scans, attrgetter("slices"))]
     conditions = [rendered_unless_all(in_slices(schema, slices), DUCKDB) for slices, _ in runs]
     if len(runs) == 1:
@@ -83,7 +89,10 @@ def left_of(
     deletions: Sequence[Sequence[Deletion]],
     value: Callable[[Field], str],
 ) -> str | None:
-    """Returns the condition for rows that no deletion of their file matches; None without deletions."""
+    """Returns the SQL condition for rows that no deletion of their own file matches; None without deletions.
+
+    `deletions` has the deletions of each scan. `value` returns the SQL expression of a column.
+    """
     numbers = [{one.deletion_id for one in some} for some in deletions]
     known = {one.deletion_id: one for some in deletions for one in some}
 
@@ -98,7 +107,7 @@ def left_of(
 
 
 def asks_index(scans: Sequence[Scan]) -> bool:
-    """Returns whether the conditions need the file that a row comes from."""
+    """Returns whether conditions differ between files, so that they must use the column `INDEX`."""
     return any((scan.slices, scan.deletions) != (scans[0].slices, scans[0].deletions) for scan in scans)
 
 
@@ -114,7 +123,7 @@ def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
 
 
 def _place(schema: Schema, scan: Scan) -> tuple[Any, ...]:
-    """Returns a sort key that puts files with equal deletions together, and among them near keys."""
+    """Returns a sort key by which scans with equal deletions are adjacent, and among them near keys."""
     first = schema.row_keys[0].name
     return (
         not scan.deletions,
@@ -124,7 +133,10 @@ def _place(schema: Schema, scan: Scan) -> tuple[Any, ...]:
 
 
 def _by_index(conditions: Sequence[str | None], ends: Sequence[int]) -> str:
-    """Returns the condition of each row by the number of its file, as a binary search."""
+    """Returns one condition that applies to each row the condition of its file, found by binary search.
+
+    Each condition applies to the files before the position in `ends`.
+    """
     if len(conditions) == 1:
         return conditions[0] or "true"
     half = len(conditions) // 2
@@ -133,9 +145,9 @@ def _by_index(conditions: Sequence[str | None], ends: Sequence[int]) -> str:
 
 
 def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> Iterator[tuple[int, int]]:
-    """Yields the first and one past the last file of each run of files that a deletion applies to.
+    """Yields the runs of files to which a deletion applies: the first file, and the one after the last.
 
-    A run may include files older than the deletion that cannot have rows it matches.
+    A run may include files to which the deletion does not apply, if it matches no row of them.
     """
     start = end = None
     for at, scan in enumerate(scans):
@@ -156,7 +168,7 @@ THERE = f"{quoted(DELETED_AT)} IS NULL"
 
 
 def deletion_columns(properties: TableProperties, remains: str | None) -> Sequence[str]:
-    """Returns the expressions that `newest` needs beside the table's columns.
+    """Returns the SQL expressions that `newest` needs in addition to the table's columns.
 
     `remains` is the condition for rows that no deletion matches.
     """
@@ -167,9 +179,9 @@ def deletion_columns(properties: TableProperties, remains: str | None) -> Sequen
 def by_keys(
     kind: Literal["ANTI", "SEMI"], schema: Schema, columns: Iterable[str], rows: str, others: str
 ) -> str:
-    """Returns a SELECT of the rows whose key is in none of `others` (ANTI), or in them (SEMI).
+    """Returns a SELECT of the rows whose key is not in `others` (ANTI), or is in `others` (SEMI).
 
-    DuckDB pushes conditions on the rows below the join.
+    DuckDB applies conditions on the rows before the join.
     """
     keys = ", ".join(map(quoted, schema.row_key_names))
     among = f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
@@ -181,7 +193,10 @@ def _hidden(properties: TableProperties) -> list[str]:
 
 
 def newest(schema: Schema, rows: str, newest_by: Sequence[str], gone: str) -> str:
-    """Returns a SELECT of the newest row of each key, by the columns `newest_by`, unless it is `gone`."""
+    """Returns a SELECT of the newest row of each key, unless the column `gone` is true in it.
+
+    The newest row has the largest values of the columns `newest_by`.
+    """
     keys = ", ".join(quoted(field.name) for field in schema.row_keys)
     order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
     columns = ", ".join(map(quoted, schema.names))
@@ -192,7 +207,7 @@ def newest(schema: Schema, rows: str, newest_by: Sequence[str], gone: str) -> st
 
 
 class Select:
-    """The wanted rows of one table, as a SELECT."""
+    """A maker of SELECT statements for the wanted rows of one table."""
 
     def __init__(
         self,
@@ -203,7 +218,7 @@ class Select:
         compares_null: bool = True,
         joins_outer: bool = False,
     ) -> None:
-        """Prepares the SELECT; `compares_null` and `joins_outer` are those of `Parsed`."""
+        """Prepares the SELECT; `compares_null` and `joins_outer` describe the statement (see `Parsed`)."""
         self._context = context
         self._compares_null = compares_null
         self._joins_outer = joins_outer
@@ -214,7 +229,7 @@ class Select:
         self._now_ms = now_ms
 
     def of(self, scans: Collection[Scan]) -> str:
-        """Returns a SELECT of the wanted rows of some files; without files, of no row."""
+        """Returns a SELECT of the wanted rows of some files. Without files, it returns no row."""
         if not scans:
             fields = self._schema.fields
             columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in fields)
@@ -236,8 +251,8 @@ class Select:
     def _newest(self, scans: Collection[Scan]) -> str:
         """Returns a SELECT of the newest row of each key.
 
-        Rows of a large file are read without comparing them, except that rows whose key is in its small files
-        are left out.
+        Rows of a large file are not compared with each other. Only rows whose key is in one of its small
+        files are left out.
         """
         schema, properties = self._schema, self._properties
         found = layers(self._context.objects, schema, properties, scans)
@@ -256,7 +271,7 @@ class Select:
         return " UNION ALL ".join(rows)
 
     def unmerged(self, scans: Iterable[Scan], *, marked: bool = False) -> str:
-        """Returns a SELECT of the rows of some files in their slices, at least one, as they are in the files.
+        """Returns a SELECT of the rows in the slices of some files, as they are stored; `scans` is not empty.
 
         For a keyed table it leaves marks of deletion out. With `marked` it has all rows, and the columns that
         `newest` needs.
@@ -291,7 +306,10 @@ class Select:
         return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
 
     def _column(self, field: Field, unbounded: bool) -> str:
-        """Returns a column of a file; computed where DuckDB would otherwise skip wanted rows."""
+        """Returns the SQL expression of a column.
+
+        It is computed if DuckDB would skip wanted rows of a plain column.
+        """
         name = quoted(field.name)
         is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
         computed = None if is_plain else _computed(field, unbounded)
@@ -303,7 +321,7 @@ class Select:
         return name if computed is None else f"{computed} AS {name}"
 
     def _young(self) -> str | None:
-        """Returns the condition for rows that the table's filter keeps."""
+        """Returns the SQL condition for rows that the table's filter keeps; None without a filter."""
         age_off = self._transform.age_off
         if age_off is None:
             return None
@@ -315,7 +333,7 @@ class Select:
 
 
 def _as_now(field: Field, column: Column, before: Field | None) -> str:
-    """Returns today's form of a column of files that have it in an earlier form, or lack it."""
+    """Returns the SQL of a column's current form, for files that have an earlier form of it or lack it."""
     if before is None:
         default = column.default
         found = f"NULL::{type_name(field.type)}" if default is None else literal(field, default)
@@ -332,7 +350,7 @@ def _computed(field: Field, unbounded: bool) -> str | None:
     that have one. New files have no statistics for DOUBLE. Older files may have them, but DuckDB does not
     apply them to a computed column: x * 1.0 equals x for each number, including -0.0.
 
-    If a column of a file is all NULL, DuckDB skips every row of it for `x IS DISTINCT FROM 1 OR x < 0`.
+    If a column of a file is all NULL, DuckDB wrongly skips all rows for `x IS DISTINCT FROM 1 OR x < 0`.
     """
     name = quoted(field.name)
     if field.type.is_floating and not unbounded:

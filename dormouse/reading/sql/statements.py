@@ -62,7 +62,7 @@ def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.Reco
 
 
 def without_files(plan: pa.Array) -> pa.Array:
-    """Returns DuckDB's plans without the paths of the files that they read."""
+    """Returns DuckDB's plans as text, without the paths of the files that they read."""
     return pa.array(
         [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
     )
@@ -81,7 +81,7 @@ def _without_files(plan: str) -> str:
 
 
 def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
-    """Clears the lines of a box between two columns, down to the box's first empty line."""
+    """Clears the text between two columns, from line `first` to the first line that is empty there."""
     for number in range(first, len(lines)):
         line = lines[number]
         if not line[left:right].strip() or line[left - 1 : left] != "│":
@@ -90,7 +90,7 @@ def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
 
 
 def with_nulls(rows: Rows, schema: Schema) -> Rows:
-    """Returns DuckDB's description of a table's view, with NO for the columns that are never null."""
+    """Returns DuckDB's description of a table, changed to show NO for columns that are never null."""
     never = {field.name for field in schema.fields if not field.nullable}
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -131,21 +131,21 @@ def _range(item: Range) -> str:
 # The tables that a statement names.
 
 _DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
-"""Names of files, and of DuckDB's own views."""
+"""A pattern of names of files, and of DuckDB's own views, such as `duckdb_tables` and `pg_class`."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Three ways to look up the tables that a statement names."""
+    """Three functions that look up the tables that a statement names."""
 
     like: Callable[[Iterable[str]], Mapping[str, TableContext]]
-    """Returns the tables that have one of the names, in upper or lower case."""
+    """Returns the tables that have one of the names; upper and lower case are equal."""
     all: Callable[[], Mapping[str, TableContext]]
     names: Callable[[], Iterable[str]]
 
 
 def alone(context: TableContext) -> Named:
-    """Returns a lookup that knows one table, by its name."""
+    """Returns look-up functions that know only the table of the context."""
     found = {context.table.name: context}
     return Named(like=lambda _: found, all=lambda: found, names=lambda: list(found))
 
@@ -153,7 +153,8 @@ def alone(context: TableContext) -> Named:
 def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
     """Returns the tables that a statement may read, by name.
 
-    Raises `InvalidQuery` for a name that is no table, and for names that differ in case only.
+    Raises `InvalidQuery` for a name that is no table, and for tables or columns whose names differ only in
+    case.
     """
     found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
     by_name: dict[str, str] = {}
@@ -170,7 +171,10 @@ def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
 
 
 def _table_named(name: str, tables: Mapping[str, TableContext]) -> str | None:
-    """Returns the name of the table that a statement means: an exact match, else one in another case."""
+    """Returns the table's name for a name in a statement: the same name, else one in another case.
+
+    Returns None without such a table. Raises `InvalidQuery` if several names differ only in case.
+    """
     alike = [name] if name in tables else [table for table in tables if table.lower() == name.lower()]
     if len(alike) > 1:
         raise _alike(*sorted(alike)[:2])
@@ -205,9 +209,12 @@ FIRST_FILES = 16
 MORE_FILES = 8
 """The factor by which the number of files grows when the files so far do not fill the limit."""
 FIRST_ROWS = 10_000
-"""The number of first keys that are read alone, where the rows of several files are merged."""
+"""The number of smallest keys that are read first if the table merges rows of several files."""
 COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
-"""The most files whose columns, and bytes whose digests, are checked when DuckDB fails and names no file."""
+"""The most files whose columns are checked, and the most bytes whose digests are checked.
+
+These checks follow an error of DuckDB that names no file.
+"""
 Reads = Mapping[str, Sequence[Scan]]
 
 
@@ -222,8 +229,8 @@ def sql(
     """Runs one statement that reads tables by name, and streams its answer.
 
     All tables are of one instance and are read as of one moment: now, or `as_of`. Columns of the same name
-    are numbered. EXPLAIN gives columns `plan_type` and `plan`; its first row says what is read of each table.
-    If a file was collected before the first rows arrive, the statement starts again.
+    are numbered. EXPLAIN returns columns `plan_type` and `plan`; its first row names the files and bytes that
+    are read of each table. If a file was collected before the first rows arrive, the statement starts again.
 
     Raises `InvalidQuery`, `InvalidCut` and `CutExpired`. While the answer is read, raises `ObjectNotFound`
     for a file that was collected, `ObjectStoreError` for a damaged file, and `DormouseError` when another
@@ -241,10 +248,10 @@ def sql_of(
     interruption: Interruption | None = None,
     as_of: When | None = None,
 ) -> pa.RecordBatchReader:
-    """Runs a statement over the rows of one table that a question selects, as `sql` does.
+    """Runs a statement over the rows of one table that a question selects, and streams its answer.
 
-    The question's limit is not applied: the statement has its own. Also raises `TableNotFound`, and
-    `SchemaMoved` when the table's columns have changed.
+    The question's limit is not applied: the statement has its own. Raises the errors of `sql`,
+    `TableNotFound`, and `SchemaMoved` when the table's columns have changed.
     """
     end = interruption or Interruption()
     return _Statement(sessions, alone(context), statement, (), end, as_of, question).reader()
@@ -258,7 +265,7 @@ def explain_sql(
     interruption: Interruption | None = None,
     as_of: When | None = None,
 ) -> dict[str, PlanSummary]:
-    """Returns the files and bytes that a statement would read of each table."""
+    """Returns the numbers of files and bytes that a statement would read of each table."""
     values, end = checked_parameters(parameters), interruption or Interruption()
     return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).summaries())
 
@@ -276,7 +283,7 @@ class _Statement:
         as_of: When | None,
         question: Question | None = None,
     ) -> None:
-        """Parses the statement; `question` selects a part of one table's rows."""
+        """Parses the statement; `question` selects the rows of its only table that it may read."""
         self.session = session = sessions(interruption)
         self.question = question
         self.parameters = parameters
@@ -302,7 +309,7 @@ class _Statement:
             raise
 
     def summaries(self) -> dict[str, PlanSummary]:
-        """Returns what is read of each table, without keeping a plan in memory."""
+        """Returns the numbers of files and bytes to read of each table, without keeping a plan in memory."""
         self.session.close()
         return self._summaries()
 
@@ -316,7 +323,10 @@ class _Statement:
         return pa.RecordBatchReader.from_batches(rows.schema, undisturbed(self._read(rows)))
 
     def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Yields the batches; if there are many, a thread makes them, so that Ctrl-C takes effect at once."""
+        """Yields the batches.
+
+        After a full first batch, a thread makes them, so that Ctrl-C takes effect at once.
+        """
         with self.moments.kept():
             found = self._again_if_gone(rows)
             first = interruptible_call(lambda: next(found, None), self.interruption.set)
@@ -326,7 +336,7 @@ class _Statement:
             yield from found if first.num_rows < BATCH_ROWS else in_thread(found, self.interruption.set)
 
     def _again_if_gone(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Plans and runs again when a file no longer exists, unless rows were already returned."""
+        """Yields the batches. If a file no longer exists and no row was returned, plans and runs again."""
         given, schema = False, rows.schema
         try:
             while True:
@@ -375,7 +385,7 @@ class _Statement:
         return self._until_enough(enough)
 
     def _explained(self) -> Rows:
-        """Returns what is read of each table, followed by DuckDB's own plan."""
+        """Returns the files and bytes that are read of each table, followed by DuckDB's own plan."""
         summaries = self._summaries()
         files = sum(one.files for one in summaries.values())
         said = explanation(self.wanted, summaries)
@@ -425,9 +435,10 @@ class _Statement:
         return self._first_of(name, scans, enough) or self._on({name: scans})
 
     def _first_of(self, name: str, scans: Sequence[Scan], enough: Enough) -> Rows | None:
-        """Answers from the first keys of files whose rows are merged; None if they do not fill the limit.
+        """Returns the answer computed from the smallest keys of some files, in a table that merges rows.
 
-        Rows merge only with rows of the same key, so the files with larger keys need not be read.
+        Returns None if these rows do not fill the limit, or the table does not merge rows. Rows merge only
+        with rows of the same key, so rows with larger keys need not be read.
         """
         context = self.contexts[name]
         if not (enough.in_key_order and scans and context.properties.aggregate):
@@ -443,14 +454,14 @@ class _Statement:
         return self._filled({name: [_within(scan, below) for scan in wanted]}, enough)
 
     def _filled(self, reads: Reads, enough: Enough) -> Rows | None:
-        """Returns the answer over these files; None if it does not fill the limit."""
+        """Returns the answer over the given files; None if it has fewer rows than the limit."""
         rows = self._on(reads)
         found = list(rows.batches)
         is_enough = sum(batch.num_rows for batch in found) >= enough.rows
         return Rows(rows.schema, iter(found)) if is_enough else None
 
     def _on(self, reads: Reads) -> Rows:
-        """Runs the statement over tables that have these files; a table without files here is empty."""
+        """Runs the statement over tables that consist of the given files; a table without files is empty."""
         views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
         rows = self._rows(reads, views, self.text, self.parameters)
         if self.describes:
@@ -485,7 +496,8 @@ class _Statement:
     def _filters_again(self) -> bool:
         """Returns whether the wanted keys are one condition on all rows, instead of one for each leaf.
 
-        With a question it is one for each leaf, unless that would make each leaf a scan of its own.
+        With a question they are one condition for each leaf, unless DuckDB would then need one scan for each
+        leaf.
         """
         return self.question is None or any(may_hide_index(one.schema) for one in self.contexts.values())
 
@@ -497,7 +509,7 @@ class _Statement:
 
     @contextmanager
     def _naming_files(self, reads: Reads) -> Iterator[None]:
-        """Adds the table and file, or the sum that overflowed, to DuckDB's error."""
+        """Replaces DuckDB's error in the block by one that names the bad file, or the sum that overflowed."""
         try:
             yield
         except InvalidQuery as error:
@@ -515,7 +527,10 @@ def _within(scan: Scan, ranges: KeyRanges) -> Scan:
 
 
 def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
-    """Raises `FileGone` or `ObjectDamaged` for a file that DuckDB names, or for one of the first files."""
+    """Raises `FileGone` or an error for a damaged file, after DuckDB failed to read some of these files.
+
+    It checks the files that DuckDB names. If there are none, it checks the first files.
+    """
     said = unquote(str(error))
     if named := [scan for scan in scans if scan.filename in said]:
         check_bytes(context, named)
@@ -529,7 +544,7 @@ def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed
 
 
 def _check_size(reads: Reads) -> None:
-    """Raises `InvalidQuery` when there are too many files for DuckDB to plan."""
+    """Raises `InvalidQuery` when the statement would read more than `FILES_MAX` files."""
     files = sum(map(len, reads.values()))
     if files > FILES_MAX:
         name = max(reads, key=lambda table: len(reads[table]))

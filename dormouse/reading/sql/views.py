@@ -1,4 +1,4 @@
-"""Tables as DuckDB's views of their files, all as of one moment."""
+"""DuckDB views of tables, made from their files, all as of one moment."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from dormouse.state.context import TableContext
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A Parquet file of a table: a path or S3 URL, and a condition in SQL; None if all of its rows count.
+    """A Parquet file of a table, and the SQL condition for its rows that count; None if all rows count.
 
-    `byte_count` is its size, 0 if not known.
+    The file is a path or an S3 URL. `byte_count` is its size, 0 if not known.
     """
 
     path: str
@@ -46,11 +46,11 @@ class LiveFile:
 
 
 def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFile]:
-    """Returns the files with the table's rows, now or at another moment, each once, with conditions.
+    """Returns the files that contain the table's rows, now or at another moment, each file once.
 
-    A row that was ingested several times appears as often. Conditions are DuckDB's SQL, on columns of the
-    file. Raises `InvalidQuery` if no condition can select the rows: for tables that merge or hide rows, and
-    for files that were written before the table's columns changed.
+    Each has the SQL condition, on columns of the file, for the rows to read. If a row was ingested several
+    times, the files contain it as many times. Raises `InvalidQuery` if no condition can select the rows: for
+    tables that merge or hide rows, and for files that were written before the table's columns changed.
     """
     then, at = at_moment(context, as_of)
 
@@ -108,9 +108,9 @@ def descending(
     interruption: Interruption | None,
     as_of: When | None,
 ) -> pa.RecordBatchReader:
-    """Returns the rows that `where` selects, largest keys first: DuckDB sorts them, and spills to disk.
+    """Returns the rows that `where` selects, largest keys first. DuckDB sorts them, and spills to disk.
 
-    Raises as `Table.query` does.
+    Raises the errors of `Table.query`.
     """
     skipped = checked_offset(offset)
 
@@ -129,7 +129,7 @@ def descending(
 
 
 def value(sessions: Sessions, context: TableContext, expression: str, as_of: When | None = None) -> Any:
-    """Returns an aggregate of all rows. Raises as `Table.query` does."""
+    """Returns the value of an aggregate expression over all rows. Raises the errors of `Table.query`."""
 
     def read(now: TableContext) -> Any:
         checked = question(now.schema, None, None, None)
@@ -223,7 +223,7 @@ def _with_views(
 
 
 def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | None:
-    """Creates a view; returns why its files cannot be read, in one line, or None."""
+    """Creates a view; returns a message of one line if its files cannot be read, otherwise None."""
     try:
         made.execute(f"CREATE VIEW {quoted(name)} AS {select}")
     except duckdb.CatalogException:
@@ -237,9 +237,9 @@ def _failure(made: duckdb.DuckDBPyConnection, name: str, select: str) -> str | N
 
 
 def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
-    """Returns why files are not as they were written, or None.
+    """Returns a message if a file is missing or damaged, otherwise None.
 
-    Checks the columns of the first file, since DuckDB takes them for those of all.
+    It also checks the columns of the first file, since DuckDB assumes that all files have them.
     """
     try:
         with checked_sizes(context, scans):
@@ -251,7 +251,7 @@ def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
 
 
 def _refusal(context: TableContext, ranges: KeyRanges, at: Position | None) -> str | None:
-    """Returns why a table has too many files to be planned in one piece; None if it has not."""
+    """Returns a message if a table has too many files to be planned in one piece, otherwise None."""
     try:
         check_files(context, ranges, FILES_MAX, at)
     except InvalidQuery as error:
@@ -260,7 +260,7 @@ def _refusal(context: TableContext, ranges: KeyRanges, at: Position | None) -> s
 
 
 def _refusing(context: TableContext, why: str) -> str:
-    """Returns a SELECT of a table's columns that always fails with an error."""
+    """Returns a SELECT of a table's columns that always fails; its error is the text `why`."""
     columns = (
         f"error({text(why)})::{type_name(field.type)} AS {quoted(field.name)}"
         for field in context.schema.fields

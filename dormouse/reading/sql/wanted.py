@@ -1,4 +1,4 @@
-"""The ranges of row keys that a statement needs of each table, read from DuckDB's plan of it."""
+"""The ranges of row keys that a statement needs of each table, found in DuckDB's plan of the statement."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ _UNSETTLED = {
     "age", "current_database", "current_query", "current_schema", "current_schemas", "current_setting",
     "getvariable", "in_search_path", "query", "txid_current",
 }  # fmt: skip
-"""Functions that are folded when a statement is planned, but may return another value when it runs."""
+"""Functions that DuckDB evaluates while planning, but that may return another value in the run."""
 _SECRET = f"parameter_{secrets.token_hex(8)}"
-"""A random prefix of variables and their parts, so that no statement can name them."""
+"""A random prefix for the names of variables and their parts, so that no statement can name them."""
 TOGETHER = 16
-"""The number of parameters that share one variable, a STRUCT.
+"""The number of parameters that share one variable, which is a STRUCT.
 
-Setting a variable takes a statement, and reading a part of one copies the whole, so neither extreme is fast.
+A variable takes a statement to set, and reading one part copies the whole STRUCT. So neither one parameter
+nor all of them in a variable would be fast.
 """
 _PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A statement as it is planned, and the values of its variables."""
+    """A statement in the form in which it is planned, and the values of its variables."""
 
     text: str
     planned: str
     variables: Mapping[str, Mapping[str, Any]]
-    """The parts of each variable, by name."""
+    """The values of each variable's parts, by the name of the variable and the name of the part."""
     is_settled: bool
-    """True if the plan holds when the statement runs."""
+    """True if the plan will still be right when the statement runs."""
 
 
 def placed(
     statement: Parsed, parameters: Sequence[Any] | Mapping[str, Any], tree: Callable[[str], Any]
 ) -> Placed:
-    """Returns a statement with variables in place of its parameters.
+    """Returns a statement in which variables replace the parameters.
 
-    `tree` calls DuckDB's parser and returns its JSON. Raises `InvalidQuery` for parameters that the statement
-    does not have, or that were not given.
+    `tree` calls DuckDB's parser and returns its JSON. Raises `InvalidQuery` for values of parameters that the
+    statement does not have, and for parameters without a value.
     """
     text = statement.select
     values = _values(statement.parameters, parameters)
@@ -79,7 +80,7 @@ def _is_unsettled(text: str) -> bool:
 
 
 def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by the parameters' names in lower case; raises `InvalidQuery` if they do not match."""
+    """Returns values by the parameters' names in lower case; raises `InvalidQuery` if the names differ."""
     if isinstance(parameters, Mapping):
         given = {str(name).lower(): value for name, value in parameters.items()}
     else:
@@ -99,9 +100,9 @@ def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]
 def _with_variables(
     text: str, values: Mapping[str, Any], tree: Callable[[str], Any]
 ) -> tuple[str, Mapping[str, str] | None]:
-    """Returns the text with a part of a variable for each parameter, and the parameter of each part.
+    """Returns the text with a part of a variable instead of each parameter, and each part's parameter.
 
-    The second item is None if the parameters cannot be matched.
+    The second item is None if the parameters cannot be assigned to the parts.
     """
     if not values:
         return text, {}
@@ -128,9 +129,9 @@ def _variable(number: int) -> str:
 def _numbered(
     names: Mapping[str, str | None], placed: Callable[[], Iterable[list[str]]]
 ) -> Mapping[str, str] | None:
-    """Returns the parameter of each part, with a number for each `?`.
+    """Returns the parameter of each part; a `?` becomes a number. Returns None if they cannot be assigned.
 
-    DuckDB does not always count them from left to right.
+    DuckDB does not always count each `?` from left to right, so its trees of both texts are compared.
     """
     if len(names) == 1:
         return {part: name or "1" for part, name in names.items()}
@@ -144,7 +145,7 @@ def _numbered(
 
 
 def _placed(tree: Any) -> Iterator[str]:
-    """Yields the parameters, or the parts of variables, of a statement's tree, in its order."""
+    """Yields the names of parameters, or of parts of variables, in the order of a statement's tree."""
     pending = [tree]
     while pending:
         match pending.pop():
@@ -163,10 +164,10 @@ def _placed(tree: Any) -> Iterator[str]:
 
 
 MEMORY_MAX = "64MB"
-"""The planner's limit of memory for text that is computed while planning. It does not limit lists."""
+"""The most memory of the planner for texts that are computed while planning. It does not limit lists."""
 PLAN_CHARACTERS_MAX = 20_000_000
 PLANNERS_MAX = 4
-"""The most planners kept for later statements; more are made if more statements are planned at once."""
+"""The most idle planners that are kept. If more statements are planned at once, more planners are made."""
 _OPTIMIZERS = {
     # optimizers that reveal more about keys; none that uses row counts, since the tables are empty
     "filter_pullup", "filter_pushdown", "expression_rewriter", "cte_filter_pusher", "cte_inlining",
@@ -177,24 +178,27 @@ _NOW = {
     "current_date": "DATE", "today": "DATE", "get_current_time": "TIMETZ", "current_localtime": "TIME",
     "current_localtimestamp": "TIMESTAMP",
 }  # fmt: skip
-"""Functions whose value differs when the statement runs; they are replaced by macros that are not folded."""
+"""Functions of the current time. The planner replaces them by macros, which it does not evaluate.
+
+Their value in the run differs from that while planning.
+"""
 _TOO_LONG = '{"error": true, "error_type": ""}'
 _REFUSED = {"binder", "catalog", "parser", "syntax"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The most that a statement reads of each table; everything, if its plan is not understood."""
+    """The ranges and rows that a statement needs of each table; everything, if its plan is not understood."""
 
     ranges: Mapping[str, KeyRanges]
     """The ranges by table name; tables that are not read are left out."""
     enough: Enough | None
-    """The limit after which no further files are needed."""
+    """The number of rows after which the answer is complete; None without such a limit."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
     names: tuple[str, ...] | None = None
-    """The answer's column names, if they differ when it is run as `Parsed.run`."""
+    """The names of the answer's columns, if the text that is run, `Parsed.run`, would give others."""
 
 
 def wanted(
@@ -203,9 +207,9 @@ def wanted(
     parameters: Parameters = (),
     interruption: Interruption | None = None,
 ) -> Wanted:
-    """Plans a statement and returns what it needs of each table.
+    """Plans a statement and returns the ranges and rows that it needs of each table.
 
-    Raises `InvalidQuery` for what DuckDB refuses while planning; some mistakes show only when it runs.
+    Raises `InvalidQuery` for errors that DuckDB finds while planning. Some errors appear only when it runs.
     """
     with _planner() as planner, _watched(planner, interruption):
         planner.make(schemas)
@@ -262,7 +266,7 @@ class _Planner:
         self._connection.close()
 
     def make(self, schemas: Mapping[str, Schema]) -> None:
-        """Creates exactly these tables; drops all others."""
+        """Creates tables with these schemas, and drops all others."""
         gone = [
             name
             for name, schema in self._made.items()
@@ -289,7 +293,7 @@ class _Planner:
         return self._json(f"SELECT json_serialize_sql({text(statement)})")
 
     def plan(self, statement: Placed) -> Node:
-        """Returns DuckDB's plan of a statement, or its error."""
+        """Returns DuckDB's plan of a statement as JSON, or its error."""
         with self._variables(statement.variables):
             found = self._plan(statement.planned, optimize=True)
         if found["error"] and statement.variables:
@@ -298,10 +302,10 @@ class _Planner:
         return found
 
     def names(self, statement: Parsed, parameters: Parameters) -> tuple[str, ...]:
-        """Returns the names of the columns of an answer; raises `InvalidQuery` where it cannot be run.
+        """Returns the names of an answer's columns; raises `InvalidQuery` if `Parsed.run` would be invalid.
 
-        DuckDB names a window by its text, which differs when it is run; the rest of the statement may refer
-        to that name.
+        DuckDB names a window by its text, which differs between the statement and `Parsed.run`. The rest of
+        the statement may refer to that name.
         """
         try:
             found = self._connection.execute(f"DESCRIBE {statement.text}", parameters or None).fetchall()
@@ -350,7 +354,7 @@ class _Planner:
 
 
 _free: dict[int, list[_Planner]] = {}
-"""Free planners by process, as none may be used after a fork."""
+"""The idle planners by process id, since a forked process must not use those of its parent."""
 
 
 @contextmanager

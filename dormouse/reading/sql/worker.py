@@ -1,7 +1,8 @@
-"""A process that runs SQL, one statement at a time, for the pool that starts it as a program.
+"""A program that runs SQL, one statement at a time. A pool starts it as a separate process.
 
-A statement can exhaust or crash only this process. It has no access to the database, no secrets but those of
-the object store, and limits set by the operating system. It ends with its parent, whatever it is doing.
+A statement can exhaust or crash only this process. The process cannot reach the database, has no secrets
+except those of the object store, and has limits set by the operating system. It ends when its parent ends,
+even in the middle of a statement.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from dormouse.reading.streams import Interruption
 PIECE_BYTES_MAX = 4 * 1024 * 1024
 """The most bytes of an answer that the pool holds in memory at once."""
 OOM_SCORE = 500
-"""The score that makes the kernel, when memory runs out, kill the worker rather than the server."""
+"""The score with which the kernel chooses to kill the worker, not the server, when memory runs out."""
 CALL, STOP = b"C", b"I"
-"""Frames to the worker: a pickled call; and a request to stop it."""
+"""The kinds of frames to the worker: a pickled call, and a request to stop the call."""
 VALUE, SCHEMA, BATCH, END, FAILURE = b"V", b"S", b"B", b"E", b"F"
-"""Frames from the worker: a pickled value; an answer's schema, its batches, its end; or an error.
+"""The kinds of frames from the worker: a value, a schema, a batch, the end of an answer, an error.
 
-All but SCHEMA and BATCH end the call.
+A value is pickled. Each kind but SCHEMA and BATCH ends the call.
 """
 ROW_BYTES_MAX = 64 * 1024 * 1024
 FRAME_BYTES_MAX = 2 * ROW_BYTES_MAX
 TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
 _OF_KEYS = (datetime, timezone, timedelta, date)
-"""Classes of key values that a pickle refers to by name."""
+"""The classes of key values to which pickled data refers by name."""
 _CLASSES = (Parsed, Wanted, Enough, KeyRanges, Range, frozenset, *_OF_KEYS)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
@@ -72,7 +73,7 @@ _ERRORS = {
 
 
 class Channel:
-    """One end of the socket; several threads may send."""
+    """One end of the socket between a worker and its pool. Several threads may send."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -88,7 +89,7 @@ class Channel:
             self._socket.sendall(view)
 
     def receive(self) -> tuple[bytes, pa.Buffer]:
-        """Receives a frame; raises `EOFError` if the other end is closed.
+        """Returns the kind and the data of the next frame; raises `EOFError` if the other end is closed.
 
         Raises `ValueError` for a frame of more than `FRAME_BYTES_MAX` bytes.
         """
@@ -115,7 +116,7 @@ class Channel:
 
 
 def failed(error: BaseException) -> bytes:
-    """Encodes an error."""
+    """Encodes an error for a FAILURE frame."""
     known = next((one.__name__ for one in type(error).__mro__ if one.__name__ in _ERRORS), "")
     return json.dumps([known, str(error)]).encode()
 
@@ -135,7 +136,7 @@ class _Plain(pickle.Unpickler):
 
 
 def plain_value(data: pa.Buffer) -> Any:
-    """Decodes a value of the classes that a worker may send."""
+    """Decodes a pickled value; raises an error for classes that a worker may not send."""
     return _Plain(io.BytesIO(data)).load()
 
 
@@ -146,9 +147,9 @@ class Setup:
     objects_url: str
     objects_options: dict[str, str]
     memory_bytes_max: int
-    """The limit of the whole process."""
+    """The most bytes of memory of the whole process."""
     engine_bytes_max: int
-    """The limit of what DuckDB accounts for."""
+    """The most bytes of memory that DuckDB may use by its own count."""
     spill_folder: Path
     spill_bytes_max: int
     threads: int | None
@@ -170,7 +171,10 @@ def main() -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """Makes the kernel end this process when its parent ends: only the parent holds the pipe's other end."""
+    """Makes the kernel end this process when its parent ends.
+
+    Only the parent holds the other end of the pipe `lifeline`.
+    """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
@@ -209,7 +213,7 @@ def _warm_up(engine: Engine) -> None:
 
 
 class _Worker:
-    """A loop that runs calls one after another, while a thread listens for requests to stop them."""
+    """A loop that runs calls one after another. Meanwhile a thread receives requests to stop a call."""
 
     def __init__(self, channel: Channel, engine: Engine) -> None:
         self._channel = channel

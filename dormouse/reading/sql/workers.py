@@ -1,6 +1,7 @@
 """A pool of processes that run SQL, so that a statement can exhaust or crash only its own process.
 
-One more process than may run statements at once is kept ready, to replace one that ends without delay.
+The pool keeps one process more than the number of statements that may run at once. So a process that ends is
+replaced without delay.
 """
 
 from __future__ import annotations
@@ -53,31 +54,37 @@ from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
 
 logger = logging.getLogger(__name__)
 PROCESS_BYTES = 256 * 1024 * 1024
-"""The part of a worker's memory that is not DuckDB's: programs, threads, the planner."""
+"""The memory of a worker that DuckDB does not use: programs, threads, the planner."""
 ACCOUNTED_SHARE = 0.7
-"""The share of the remaining memory that DuckDB may account for; it also uses some that it does not count."""
-KEPT_SHARE = 0.5
-"""The share of the remaining memory that a worker may keep after a statement; beyond it, it is replaced.
+"""The share of the remaining memory that DuckDB may use by its own count.
 
-Allocators return unused pages, but not the address space that counts against the limit.
+DuckDB also uses memory that it does not count.
+"""
+KEPT_SHARE = 0.5
+"""The share of the remaining memory that a worker may keep after a statement. Above it, it is replaced.
+
+Allocators return unused pages to the system, but not the address space, which counts against the limit.
 """
 _FOLDER = "dormouse-sql"
 """The name of the folder for temporary files, which has a folder for each worker."""
 AGAIN_SECONDS = 1.0
 POLL_SECONDS = 0.1
 STOP_SECONDS_MAX = 1.0
-"""The longest time that an interrupted worker may continue before it is killed."""
+"""The longest time in seconds that an interrupted worker may continue before it is killed."""
 START_SECONDS_MAX = 60.0
 _NOT_FOR_IT = (PREFIX, "PG")
-"""Prefixes of environment variables that workers do not get: database access, and the service's token."""
+"""Prefixes of environment variables that workers do not get.
+
+These variables give access to the database, or contain the service's token.
+"""
 _VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Environment variables of workers: another memory pool would reserve a gigabyte at once."""
+"""Environment variables of workers. Another memory pool than the system's would reserve a gigabyte."""
 
 
 class WorkerProcess:
-    """A worker as its pool sees it: a process that is interrupted, and killed if it does not stop.
+    """The pool's side of a worker: a process that it can interrupt, and kill if it does not stop.
 
-    It answers one call at a time; another thread may interrupt it.
+    It answers one call at a time. Another thread may interrupt the call.
     """
 
     def __init__(self, setup: Setup, slot: Slot) -> None:
@@ -87,7 +94,7 @@ class WorkerProcess:
         self._interrupted_at: float | None = None
         self._killed_for: str | None = None
         self.is_spent = False
-        """Whether DuckDB failed internally, so that the worker must not be used again."""
+        """True if DuckDB failed internally, so that the worker must not be used again."""
         ours, theirs = socket.socketpair()
         watched, self._lifeline = os.pipe()
         self._channel = Channel(ours)
@@ -118,25 +125,25 @@ class WorkerProcess:
 
     @property
     def grown_bytes(self) -> int:
-        """The growth in bytes since it was ready, of the memory that counts against its limit."""
+        """The growth in bytes of the worker's data segment, which has a limit, since the worker was ready."""
         return self._data_bytes() - self._data_bytes_ready
 
     def _data_bytes(self) -> int:
-        """Returns the bytes of its data segment; 0 where the system does not report them."""
+        """Returns the size of the worker's data segment in bytes; 0 if the system does not report it."""
         with suppress(OSError):
             found = Path(f"/proc/{self._process.pid}/statm").read_text("ascii").split()
             return int(found[5]) * resource.getpagesize()
         return 0
 
     def value(self, interruption: Interruption, name: str, *arguments: Any) -> Any:
-        """Runs a call and returns its value."""
+        """Runs a function of the worker and returns its value."""
         with interruption.ending(self._interrupt):
             self._call((name, arguments))
             with self._doubted():
                 return plain_value(self._next()[1])
 
     def rows(self, interruption: Interruption, *arguments: Any) -> Rows:
-        """Runs a call and returns its rows, whose batches are received when they are requested."""
+        """Runs a statement in the worker and returns its rows, whose batches are received on request."""
         with interruption.ending(self._interrupt):
             self._call(("rows", arguments))
             with self._doubted():
@@ -155,7 +162,7 @@ class WorkerProcess:
         return Rows(schema, batches())
 
     def settle(self) -> bool:
-        """Stops the current call; returns whether the worker can be used again."""
+        """Stops the current call, if any; returns whether the worker can be used again."""
         with _after(STOP_SECONDS_MAX, self.kill, "unheeding"), suppress(DormouseError, OSError):
             if self._is_answering:
                 self._channel.send(STOP)
@@ -164,14 +171,17 @@ class WorkerProcess:
         return self.is_alive and not self.is_spent
 
     def kill(self, why: str) -> None:
-        """Kills the process, from any thread; the thread that waits for its answer gets an error."""
+        """Kills the process. Any thread may call this; the thread that waits for an answer gets an error."""
         if self.is_alive:
             self._killed_for = why
             self._process.kill()
             self._process.wait()
 
     def end(self, why: str) -> str:
-        """Ends the process and removes its temporary files; returns why it ended."""
+        """Ends the process and removes its temporary files; returns the reason for its end.
+
+        The reason is `why`, unless the process had crashed or was killed before.
+        """
         if not self.is_alive and self._killed_for is None:
             why = "crash"
         self.kill(why)
@@ -188,7 +198,7 @@ class WorkerProcess:
             raise self._death() from None
 
     def _next(self) -> tuple[bytes, pa.Buffer]:
-        """Receives the next frame; raises the error of the call, or the error for a process that ended."""
+        """Returns the next frame. Raises the call's error, or an error if the process has ended."""
         try:
             kind, data = self._channel.receive()
         except EOFError:
@@ -214,7 +224,7 @@ class WorkerProcess:
             ) from error
 
     def _interrupt(self) -> None:
-        """Asks the worker to stop, and kills it after a while; called repeatedly until the call ends."""
+        """Asks the worker to stop, and kills it if it takes too long. It is called until the call ends."""
         now = time.monotonic()
         self._interrupted_at = self._interrupted_at or now
         with suppress(OSError):
@@ -262,7 +272,7 @@ def _started(end: int, lifeline: int) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _after(seconds: float, do: Any, *arguments: Any) -> Iterator[None]:
-    """Calls `do` in another thread if the block of this context takes longer."""
+    """Calls `do` in another thread if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, do, arguments)
     timer.daemon = True
     timer.start()
@@ -274,7 +284,10 @@ def _after(seconds: float, do: Any, *arguments: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """The number of statements that run at once, and the limits of each; None: a share of the machine's."""
+    """The number of statements that run at once, and the limits of each statement.
+
+    A limit that is None becomes a share of the machine's resources.
+    """
 
     count: int
     memory_bytes_max: int | None = None
@@ -282,11 +295,11 @@ class WorkerLimits:
     threads: int | None = None
     wait_seconds_max: float = 60.0
     share: int = 1
-    """The number of pools on the machine, each with as many workers."""
+    """The number of pools on the machine, each with the same number of workers."""
 
 
 class Workers:
-    """A pool that lends processes that run SQL over one object store, first come, first served."""
+    """A pool that lends processes that run SQL over one object store, in the order of requests."""
 
     def __init__(
         self, objects: ObjectStore, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None
@@ -304,7 +317,7 @@ class Workers:
         self._starter = threading.Thread(target=self._keep_ready, name="dormouse-sql-workers", daemon=True)
 
     def start(self) -> Self:
-        """Starts a thread that makes the workers ready."""
+        """Starts a thread that starts the workers and replaces those that end."""
         self._starter.start()
         return self
 
@@ -330,7 +343,7 @@ class Workers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends all workers, whatever they are doing."""
+        """Ends all workers, even those that are running a statement."""
         self._closed.set()
         with self._changed:
             lent = list(self._lent)

@@ -1,4 +1,4 @@
-"""The commit lambda: a batch of SQS records, answered record by record, with nothing kept between calls."""
+"""The commit lambda: it answers each SQS record of a batch, and keeps nothing between calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def record(message_id: str, body: CommitRequest | str, receives: int = 1) -> dic
 
 
 def again(*records: dict[str, Any]) -> list[str]:
-    """Returns the ids of the records that the lambda asks SQS to deliver again."""
+    """Calls the lambda with the records; returns the ids of those that SQS shall deliver again."""
     return [item["itemIdentifier"] for item in handler({"Records": list(records)}, None)["batchItemFailures"]]
 
 
@@ -68,7 +68,10 @@ def test_only_requests_to_try_later_are_delivered_again(instance: Instance) -> N
 
 
 def test_a_request_for_a_table_of_another_timeline_becomes_a_dead_letter(instance: Instance) -> None:
-    """The request is needed again if an operator restores that timeline."""
+    """A timeline is a database's history up to a restore, after which another begins.
+
+    The request is needed again if an operator restores its timeline.
+    """
     known = instance.table("t").files.table
     bodies = [
         encode(add("t", name), table_id=known.table_id, table_uuid=uuid)
@@ -83,7 +86,10 @@ def test_a_request_for_a_table_of_another_timeline_becomes_a_dead_letter(instanc
 def test_a_request_for_a_table_that_a_restored_database_never_had_becomes_a_dead_letter(
     instance: Instance, is_adopted: bool, left: list[str]
 ) -> None:
-    """The body is kept with it. In a database that was not restored, an unknown table was dropped."""
+    """The object with the request's body is kept for the dead letter.
+
+    In a database that was never restored, an unknown table must have been dropped: nothing is kept.
+    """
     if is_adopted:
         query(instance._supplier, "update incarnation set reason = 'adoption'")
     queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
@@ -100,7 +106,10 @@ def test_a_request_for_a_table_that_a_restored_database_never_had_becomes_a_dead
 def test_a_request_waits_for_what_another_lambda_applies_meanwhile(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asking SQS to deliver again would hide the record for six times the lambda's timeout."""
+    """The lambda itself waits for the missing inputs.
+
+    If it asked SQS to deliver the record again, SQS would hide it for six times the lambda's timeout.
+    """
     monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "60")
     replaced, assigned, added = compaction("t", 1)
     waiting, other = record("1", replaced), [record("2", assigned), record("3", added)]
@@ -121,7 +130,10 @@ def test_records_that_need_each_other_are_applied_together(instance: Instance) -
 
 
 def test_a_request_whose_needs_never_arrive_is_rejected_and_becomes_a_dead_letter(instance: Instance) -> None:
-    """The rejection comes before SQS's limit. Until then, the record may only have waited for a database."""
+    """The lambda rejects the request after at most 40 deliveries, before SQS makes it a dead letter.
+
+    Earlier, the record may only have waited for a database that could not be reached.
+    """
     assert again(record("1", assignment("t", "j", "none"), 9)) == ["1"]
     assert instance.commit_status("assign j").state == "unknown"
     assert again(record("1", assignment("t", "j", "none"), 40)) == ["1"]
@@ -135,7 +147,7 @@ def test_a_request_whose_needs_never_arrive_is_rejected_and_becomes_a_dead_lette
 def test_an_unreadable_message_is_left_to_the_dead_letter_queue(
     instance: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message that names a commit also has that commit rejected; 'nonsense' names none."""
+    """The commit that an unreadable message names is rejected. The message 'nonsense' names none."""
     wrong = encode(add("t", "a")).replace('"version":1', '"version":0')
     assert again(record("1", "nonsense"), record("2", wrong), record("3", add("t", "b"))) == ["1", "2"]
     assert instance.commit_status("add a").state == "rejected"
@@ -145,7 +157,10 @@ def test_an_unreadable_message_is_left_to_the_dead_letter_queue(
 def test_a_rejected_commit_keeps_its_reason_when_delivered_again_without_its_object(
     instance: Instance,
 ) -> None:
-    """SQS delivers at least once. A request that was never answered becomes a dead letter."""
+    """SQS may deliver a message again after its answer, when the object with its request is deleted.
+
+    A message whose object is missing before any answer becomes a dead letter.
+    """
     assert again(record("1", add("t", "a" * 500, "first"))) == []
     known = instance.table("t").files.table
     queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
@@ -172,7 +187,7 @@ def test_a_request_of_a_newer_dormouse_is_delivered_again(instance: Instance) ->
 
 
 def test_no_connection_outlives_the_call(instance: Instance) -> None:
-    """Waits, because the server needs a moment to notice that a connection was closed."""
+    """The test waits, because the server needs a moment to notice that a connection was closed."""
     assert again(record("1", add("t", "a"))) == []
     text = "select count(*) from pg_stat_activity where application_name = 'dormouse-commit'"
     wait_until(lambda: query(instance._supplier, text) == [(0,)], seconds_max=60)

@@ -43,7 +43,11 @@ def event(cloudformation: CloudFormation) -> dict[str, Any]:
 
 
 def updated(event: dict[str, Any], *, migrations: str = "c2", **changes: str) -> dict[str, Any]:
-    """Returns the event of an update from `migrations` and from the properties of `event` to `changes`."""
+    """Returns the event of an update of the stack.
+
+    Before the update, the properties are those of `event` and the given `migrations`. After it, they are
+    those of `event`, replaced by `changes`.
+    """
     now = {**event["ResourceProperties"], **changes}
     old = {**event["ResourceProperties"], "Migrations": migrations}
     more = {"ResourceProperties": now, "OldResourceProperties": old, "PhysicalResourceId": PHYSICAL_ID}
@@ -71,7 +75,7 @@ def test_only_the_first_deploy_creates_the_desired_state(
 def test_a_change_of_the_setting_changes_the_desired_state_and_needs_no_database(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, before: str, after: str
 ) -> None:
-    """The database may still be stopped at that time."""
+    """The change comes early in a deploy, when a paused instance's database is still stopped."""
     event["ResourceProperties"]["DeployPaused"] = str(before == "paused").lower()
     aws.state = before
     begin(updated(event, DeployPaused=str(after == "paused").lower()), Context())
@@ -83,7 +87,7 @@ def test_a_change_of_the_setting_changes_the_desired_state_and_needs_no_database
 def test_a_change_of_the_setting_with_migrations_is_refused_and_leaves_the_state(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, before: str, after: str
 ) -> None:
-    """A new state would stay when CloudFormation rolls back."""
+    """A migration may fail, and CloudFormation would roll back the setting, but not the desired state."""
     event["ResourceProperties"]["DeployPaused"] = str(before == "paused").lower()
     aws.state = before
     begin(updated(event, migrations="c1", DeployPaused=str(after == "paused").lower()), Context())
@@ -95,7 +99,7 @@ def test_a_change_of_the_setting_with_migrations_is_refused_and_leaves_the_state
 def test_a_setting_equal_to_the_current_state_does_not_stop_migrations(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """The instance was deployed paused and resumed since; the new setting agrees with that."""
+    """The instance was deployed paused, and resumed later. The setting is now changed to running, too."""
     event["ResourceProperties"]["DeployPaused"] = "true"
     aws.state = "running"
     login = json.dumps({"username": "master", "password": "secret"})
@@ -109,7 +113,7 @@ def test_a_setting_equal_to_the_current_state_does_not_stop_migrations(
 def test_a_rollback_leaves_the_state_that_an_operator_chose(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """The instance was deployed paused and resumed since; the rollback brings back the old setting only."""
+    """The instance was deployed paused and resumed later. A rollback restores the setting, not the state."""
     aws.state, aws.stack_status = "running", "UPDATE_ROLLBACK_IN_PROGRESS"
     back = updated(event, DeployPaused="true")
     aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
@@ -120,7 +124,7 @@ def test_a_rollback_leaves_the_state_that_an_operator_chose(
 def test_a_cluster_of_rows_does_not_touch_the_state(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
-    """A cluster of row tables is added or deleted while the instance stays."""
+    """Adding or deleting a cluster of row tables neither creates nor deletes the instance's desired state."""
     event["ResourceProperties"] |= {"RowsOnly": "true", "Database": "rows"}
     aws.state = "paused"
     begin({**event, "RequestType": "Delete"}, Context())

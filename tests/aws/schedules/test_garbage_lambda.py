@@ -210,7 +210,7 @@ def test_a_table_dropped_meanwhile_is_no_failure(instance: Instance, monkeypatch
 
 
 def test_objects_of_dropped_tables_are_deleted(instance: Instance) -> None:
-    """A writer may write objects after its table was dropped; nothing else deletes them."""
+    """A writer may write objects even after its table was dropped. Only this lambda deletes them."""
     table = table_with_garbage(instance, "t", files=0)
     instance._objects.put(f"{table.context.table.object_prefix}late/0-root.parquet", b"x")
     instance.drop_table("t")

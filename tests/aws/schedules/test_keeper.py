@@ -36,7 +36,7 @@ def paused(status: str, **more: Any) -> Weeks:
 
 
 def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool:
-    """Returns whether the command was interrupted by the fault."""
+    """Runs a command on the simulated instance; returns whether the fault interrupted it."""
     with suppress(Killed, InstanceError):
         command(weeks.instance(fault), wait=True, clock=weeks.clock)
         return False
@@ -44,7 +44,7 @@ def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool
 
 
 def at(place: tuple[str, int], fault: str) -> Fault:
-    """Returns a fault at one call, given as its name and its count, such as the second of that name."""
+    """Returns a fault at one call of AWS. `place` is (name, n) for the nth call of that name."""
     counts: Counter[str] = Counter()
 
     def look(call: str) -> BaseException | None:
@@ -55,7 +55,10 @@ def at(place: tuple[str, int], fault: str) -> Fault:
 
 
 def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
-    """Returns the first and second call of each name in a whole command; later calls only poll."""
+    """Runs a command to its end; returns (name, n) of the first two calls of AWS of each name.
+
+    `n` is 1 or 2. Later calls of a name only poll.
+    """
     counts: Counter[str] = Counter()
     assert not interrupted(weeks, command, lambda call: counts.update([call]))
     return [(call, time) for call in counts for time in (1, 2) if time <= counts[call]]
@@ -65,7 +68,10 @@ def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("status", STATES)
 def test_an_interrupted_pause_is_finished_within_hours(status: str, fault: str) -> None:
-    """Interrupts the pause at each of its calls; later AWS starts the database twice without an event."""
+    """Interrupts the pause at each of its calls in turn. The keeper finishes it.
+
+    In the 16 days after it, AWS starts the database twice, and sends no event of it.
+    """
     for call in calls(Weeks(status), pause):
         weeks = Weeks(status)
         assert interrupted(weeks, pause, at(call, fault)) or call[0].startswith("get_metric_data")
@@ -99,7 +105,7 @@ def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("loses_events", [True, False])
 def test_the_keeper_succeeds_although_its_calls_fail(fault: str, loses_events: bool) -> None:
-    """Two of three invocations fail, at one of their calls."""
+    """Two of three invocations of the keeper fail, each at the same call of AWS; covers 30 calls."""
     for call in range(30):
         weeks = Weeks(
             "available", "paused", loses_events,
@@ -134,7 +140,7 @@ def test_without_the_keeper_an_instance_runs_for_weeks() -> None:
 
 
 def test_a_mapping_enabled_while_the_database_is_stopped_makes_no_dead_letter() -> None:
-    """A change of its tags, for example, rewrites the mapping and enables it."""
+    """A change of tags, for example, makes CloudFormation rewrite the mapping, which also enables it."""
     weeks = Weeks("stopped", "paused")
     weeks.send(0)
     weeks.until(5 * HOUR)
@@ -145,7 +151,7 @@ def test_a_mapping_enabled_while_the_database_is_stopped_makes_no_dead_letter() 
 @pytest.mark.parametrize("tells_ages", [True, False])
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_messages_outlive_a_pause_of_months(tells_ages: bool, fault: str | None) -> None:
-    """SQS deletes them after 14 days; the lambda sends them again before, even if some calls fail."""
+    """SQS deletes a message after 14 days. The keeper sends old messages again, even if some calls fail."""
     for at_call in range(0, 30, 3) if fault else (0,):
         weeks = paused("stopped", tells_ages=tells_ages)
         weeks.wanted_since = 0.0
@@ -175,7 +181,10 @@ SENDERS = {
 def test_repeated_passes_over_the_queue_make_no_dead_letters(
     sender: str, tells_ages: bool, fault: str | None
 ) -> None:
-    """SQS counts each look as a receive. After many, it omits a message's age or makes it a dead letter."""
+    """The keeper receives messages to learn their age, and SQS counts how often it does.
+
+    After many receives, SQS omits a message's age, or makes it a dead letter.
+    """
     weeks = paused("stopped", tells_ages=tells_ages, looks_hourly=True, wanted_since=0.0)
     if fault:  # also between the sending and the deleting of a message
         weeks.lambda_fault = lambda call, number: FAULTS[fault]() if number % 3 and call % 5 == 4 else None
@@ -229,7 +238,7 @@ def test_a_pause_waits_for_runs_for_at_most_a_day() -> None:
 
 
 def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
-    """Its rule is disabled, but earlier events are still delivered."""
+    """`dormouse destroy` has disabled the keeper's rule, but earlier events still call the keeper."""
     weeks = Weeks("stopped", rules=dict.fromkeys([*RULES, "keeper"], False), mapping="Disabled")
     assert weeks.look()
     assert (weeks.status, weeks.mapping, set(weeks.rules.values())) == ("stopped", "Disabled", {False})
@@ -282,7 +291,7 @@ def test_the_keeper_waits_for_a_deploy_that_may_need_the_database() -> None:
 
 
 def test_the_keeper_waits_for_lambdas_whose_schedules_were_just_disabled() -> None:
-    """Lambdas may have been called a moment before their rules were disabled, even long after the pause."""
+    """The keeper finds a schedule enabled and disables it. Its lambda may have started just before."""
     weeks = Weeks("available", "paused", mapping="Disabled")
     found = keep(weeks.instance())
     assert found.left == (

@@ -1,4 +1,4 @@
-"""The packages of the lambdas, as `make lambdas` builds them: small, the same every time, and enough."""
+"""The packages that `make lambdas` builds: they are small, reproducible and complete."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.standard import OF_KEYS
 
 MODULES_MAX = 810
 SIZE_BYTES_MAX = {"database": 64 * 1024 * 1024, "calls": 20 * 1024 * 1024}
-"""The limits on modules and bytes keep a cold import under a second, as `--measure` shows."""
+"""The limits on bytes, by kind of package. Within them, a cold import takes less than a second."""
 
 
 @pytest.fixture
 def python() -> Path:
-    """Returns the path of the Python version that the lambdas run on, or skips the test."""
+    """Returns the path of a Python of the lambdas' version; skips the test if there is none."""
     if (found := interpreter(LAMBDA)) is None:
         pytest.skip(build.NO_PYTHON)
     return found
@@ -65,7 +65,7 @@ def package(target: Path, name: str) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns a digest of the names, modes, times and bytes of all files, as an archive would store them."""
+    """Returns a digest of the names, modes, times and bytes of all files: those that an archive stores."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         status = path.stat()
@@ -91,7 +91,7 @@ def test_a_library_without_a_pin_is_named() -> None:
 
 
 def test_every_path_that_packaging_names_exists() -> None:
-    """Checks the paths left out of packages, and those of migrations, so that they follow moved folders."""
+    """Checks the paths that packages leave out, and those of migrations: a folder may have been moved."""
     from stacks.assets import MIGRATIONS
 
     for name in (*build.ELSEWHERE, *build.OF_CALLS, *image.ELSEWHERE):
@@ -101,7 +101,7 @@ def test_every_path_that_packaging_names_exists() -> None:
 
 
 def test_a_python_that_does_not_start_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pyenv, for example, puts such a stub on the path when another version is chosen."""
+    """A `python3.99` on the path may be a stub of pyenv, which fails if another version is chosen."""
     runtime = Runtime("3.99.0", 34)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The maintenance lambda: it rolls the days of the removal log and lists tables for a run of splits."""
+"""The maintenance lambda: it makes and drops days of the removal log, and lists tables to split."""
 
 from __future__ import annotations
 

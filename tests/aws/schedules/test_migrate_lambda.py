@@ -45,7 +45,7 @@ def authority() -> Iterator[CertificateAuthority]:
 
 @pytest.fixture(scope="module")
 def server(authority: CertificateAuthority) -> Iterator[tuple[str, int]]:
-    """Yields the superuser's DSN and the TLS port of a server whose master user is no superuser."""
+    """Yields the superuser's DSN, and the TLS port, of a server with a role `master` that is no superuser."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
         with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as running:
@@ -86,7 +86,11 @@ def event(cloudformation: CloudFormation, server: tuple[str, int], dsn: str) -> 
 
 
 def updated(event: dict[str, Any], *, migrations: str = NEW, **changes: str) -> dict[str, Any]:
-    """Returns the event of an update from `migrations` and from the properties of `event` to `changes`."""
+    """Returns the event of an update of the stack.
+
+    Before the update, the properties are those of `event` and the given `migrations`. After it, they are
+    those of `event`, replaced by `changes`.
+    """
     now = {**event["ResourceProperties"], **changes}
     old = {**event["ResourceProperties"], "Migrations": migrations}
     more = {"ResourceProperties": now, "OldResourceProperties": old, "PhysicalResourceId": PHYSICAL_ID}
@@ -147,7 +151,7 @@ def test_delete_leaves_the_database_alone(
 
 
 def test_delete_needs_no_database(event: dict[str, Any], cloudformation: CloudFormation) -> None:
-    """A delete after a failed creation succeeds too, because CloudFormation deletes the failed resource."""
+    """The delete must also succeed after a failed creation: CloudFormation deletes the failed resource."""
     del event["ResourceProperties"]["Host"]
     handler({**event, "RequestType": "Delete", "PhysicalResourceId": "of a failure"}, Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
@@ -239,7 +243,7 @@ def test_a_restored_snapshot_in_a_new_deployment_adopts_the_kept_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An old announcement of a deletion is ignored. The new incarnation begins before the migrations."""
+    """The new incarnation begins before the migrations. An old announcement of a deletion is ignored."""
     monkeypatch.setattr("dormouse.aws.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
     objects = open_store(tmp_path / "objects")
@@ -299,7 +303,7 @@ def test_an_answer_that_cloudformation_refuses_is_retried(
 def test_the_lambda_answers_before_its_time_limit(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other process answers when the lambda is ended. A result that comes later is not sent."""
+    """AWS ends a lambda at its time limit, and no other process could answer CloudFormation then."""
     answered = threading.Event()
     give = answers._put
     monkeypatch.setattr(answers, "_put", lambda url, body: (give(url, body), answered.set()))
@@ -337,7 +341,10 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 def of_cloudformation(event: dict[str, Any]) -> dict[str, Any]:
-    """Returns the event for the first of the two lambdas: with the secret's name instead of its content."""
+    """Returns the event that CloudFormation sends to the first of two lambdas.
+
+    The event has the name of a secret. The second lambda gets the secret's user and password instead.
+    """
     properties = {**event["ResourceProperties"], "Secret": SECRET}
     del properties["User"], properties["Password"]
     return {**event, "ResourceProperties": properties}

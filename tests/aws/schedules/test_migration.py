@@ -88,7 +88,7 @@ def test_concurrent_updates_apply_each_migration_once(database: str) -> None:
 
 
 def test_roles_are_members_of_rds_iam_and_the_administrator_gets_no_membership(database: str) -> None:
-    """Checks the rights alone. See test_migrate_login.py for what creating the roles means on RDS."""
+    """Checks the rights alone. `test_migrate_login.py` covers the effects of these roles on RDS."""
     bring_up_to_date(database)
     members = "select pg_has_role(%s, 'rds_iam', 'usage') or pg_has_role(%s, 'rds_iam', 'set')"
     with psycopg.connect(database) as conn:
@@ -260,7 +260,7 @@ def test_tables_of_the_administrator_are_given_to_the_schema_role(database: str,
 
 
 def test_the_oldest_schema_is_upgraded_with_its_data(database: str, tmp_path: Path) -> None:
-    """The data covers the first release: a table with files, references, removals, a job and commits."""
+    """The data has rows in all tables of the first release: files, references, removals, jobs and commits."""
     first = tmp_path / "migrations"
     first.mkdir()
     shutil.copy(sorted(MIGRATIONS.glob("*.sql"))[0], first)
@@ -316,7 +316,7 @@ def test_a_role_that_may_not_create_roles_gets_an_error(database: str) -> None:
 
 
 def old_rows(conn: psycopg.Connection[Any]) -> dict[str, list[dict[str, str]]]:
-    """Returns the rows of the tables of the first release, by table, each value as text."""
+    """Returns the rows of each table of the first release, as {column: text of the value}."""
     query = (
         "select (select jsonb_object_agg(key, coalesce(value, 'null')) from jsonb_each_text(to_jsonb(t)))"
         " from {} t"

@@ -45,7 +45,7 @@ BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 @pytest.fixture
 def deployed() -> Iterator[Deployed]:
-    """Yields an instance with a small stack of the query service, which has its parameters."""
+    """Yields an instance with a small stack, which has the same parameters as that of the query service."""
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
         found.client("cloudformation").create_stack(
@@ -60,7 +60,7 @@ def deployed() -> Iterator[Deployed]:
 
 
 def parameters(deployed: Deployed) -> dict[str, str]:
-    """Returns the stack's parameters. Moto handles updates of parameters unlike CloudFormation."""
+    """Returns the stack's parameters by name. Moto updates parameters differently from CloudFormation."""
     [stack] = deployed.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
     return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
 
@@ -156,9 +156,10 @@ def stubs() -> Iterator[StubSession]:
 
 
 def described(stubs: StubSession, *states: tuple[str, str, int], desired: str = "running") -> None:
-    """Stubs answers on the stack: its status, the parameter `Running` and the number of its last update.
+    """Stubs one answer about the stack for each of `states`.
 
-    `desired` is the desired state that the last update read.
+    A state is (status, parameter `Running`, number of the last update). `desired` is the desired state that
+    the last update read.
     """
     for state, running, update in states:
         stack = {
@@ -177,7 +178,7 @@ def described(stubs: StubSession, *states: tuple[str, str, int], desired: str = 
 
 
 def expect_update(stubs: StubSession, running: str) -> None:
-    """Stubs one update of the stack that sets the parameter `Running` and keeps all else."""
+    """Stubs one update of the stack, which sets the parameter `Running` and changes no other."""
     stubs.stub("cloudformation").add_response(
         "update_stack",
         {"StackId": "id"},
@@ -194,7 +195,7 @@ def expect_update(stubs: StubSession, running: str) -> None:
 
 
 def expect_switch(stubs: StubSession, running: str, answer: str = '{"asked": true}', **more: str) -> None:
-    """Stubs one call of the lambda that has the right to update the stack."""
+    """Stubs one call of the lambda that updates the stack, and its answer."""
     payload = io.BytesIO(answer.encode())
     stubs.stub("lambda").add_response(
         "invoke",
@@ -309,7 +310,7 @@ def test_the_switch_waits_for_an_update_that_an_interrupted_run_began(stubs: Stu
 
 
 def test_an_update_in_the_other_direction_is_awaited_and_reversed(stubs: StubSession) -> None:
-    """A pause that was interrupted and then resumed is such a case; it is no failure."""
+    """An interrupted pause is still updating the stack when a resume begins."""
     described(stubs, ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
     expect_update(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))

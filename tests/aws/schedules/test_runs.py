@@ -103,7 +103,7 @@ def test_creating_a_run_again_returns_the_same_run(
 def test_a_run_whose_list_was_not_written_gets_the_same_jobs(
     filled: Filled, create: Callable[..., runs.RunList], objects: ObjectStore
 ) -> None:
-    """The process that made the jobs died before it wrote the list."""
+    """The process that creates a run dies after it made the jobs, and before it writes their list."""
     filled("a", 3)
     filled("b", 9)
     run_id = new_run()
@@ -261,7 +261,7 @@ def test_an_execution_has_one_run_id() -> None:
 def test_100_000_jobs_fit_into_little_memory(
     filled: Filled, supplier: ConnectionSupplier, create: Callable[..., runs.RunList]
 ) -> None:
-    """Only the ids of the jobs are kept in memory. PostgreSQL's own memory is not measured."""
+    """The limit is 128 MiB for Python's memory, which has only the ids of the jobs."""
     table_id = filled("a", 0).table.table_id
     text = """insert into compaction_job (table_id, job_id, partition_id)
               select %s, gen_random_uuid()::text, '0-' || n from generate_series(1, 100000) n"""

@@ -52,7 +52,10 @@ def variables(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def calls(deployed: Deployed, variables: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Returns the list of calls of lambdas, which grows. Events and answers travel as JSON, as in AWS."""
+    """Returns a list that gets (function, event) of each later call of a lambda.
+
+    The handlers run in this process; their events and answers are passed as JSON.
+    """
     made: list[tuple[str, Any]] = []
     handlers = {TABLES.show: tables.show, TABLES.change: tables.change}
 
@@ -66,19 +69,19 @@ def calls(deployed: Deployed, variables: None, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def there(cli: Cli, calls: Any) -> Cli:
-    """Returns the command line on the deployed instance."""
+    """Returns a function that runs a command on the deployed instance, through lambdas."""
     return lambda *args: cli(*args, "--instance", "dev", "--region", REGION)
 
 
 @pytest.fixture
 def here(cli: Cli, dsn: str, tmp_path: Path) -> Cli:
-    """Returns the command line on the same database, without lambdas."""
+    """Returns a function that runs a command on the same database directly."""
     return lambda *args: cli(*args, "--dsn", dsn, "--objects", (tmp_path / "objects").as_uri())
 
 
 @pytest.mark.slow
 def test_a_deployed_instance_answers_like_a_direct_connection(there: Cli, here: Cli, calls: Any) -> None:
-    """Compares texts, JSON, exit codes and errors."""
+    """Compares the output as text and as JSON, the exit codes and the errors of both ways."""
     assert there(*CREATE) == (0, "created table flights with 2 partitions\n", "")
     assert [function for function, _ in calls] == [TABLES.change]
     assert there("table", "add-column", "flights", "gate:string?")[0] == 0
@@ -183,7 +186,7 @@ def test_a_change_without_an_answer_is_reported_as_unknown(
 def test_a_name_is_a_folder_where_there_are_no_credentials(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is an instance's id where there are credentials: a wrong id does not create a folder."""
+    """A name is the id of a deployed instance if there are credentials. So a mistyped id makes no folder."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -38,7 +38,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 
 def send(deployed: Deployed, body: str, days: float) -> None:
-    """Sends a message that has already waited for `days`, also according to CloudWatch."""
+    """Sends a message, and makes moto and CloudWatch report that it has waited for `days`."""
     url = deployed.queues[0]
     deployed.client("sqs").send_message(QueueUrl=url, MessageBody=body)
     name = url.rpartition("/")[2]
@@ -134,7 +134,7 @@ def test_a_message_received_twice_is_sent_again_even_if_young(deployed: Deployed
 def test_old_dead_letters_are_sent_again_to_their_own_queue(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQS counts the age of a dead letter from when it was first sent to the commit queue."""
+    """SQS counts a dead letter's age from its first sending to the commit queue, and deletes old ones."""
     commit = deployed.find().resources.commit
     assert commit is not None
     dead, sqs = commit.dead_letters[0], deployed.client("sqs")

@@ -106,7 +106,10 @@ def test_activity_during_a_run_is_left_to_the_next(
 def test_a_note_covers_the_activity_of_its_process_in_the_minute_after_it(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process writes a note, a run begins and ends, and the process commits again without a second note."""
+    """A process writes one note for all its commits of a minute. A run may end between two of them.
+
+    So the note must also start a run that begins a minute after it.
+    """
     clock.now = clock.now.replace(second=59)
     note(objects, clock, monkeypatch)
     clock.now += timedelta(seconds=58)
@@ -155,7 +158,7 @@ def test_a_run_keeps_the_due_time_of_a_concurrent_run(schedule: Schedule, clock:
 def test_the_last_run_is_the_one_that_began_last(
     schedule: Schedule, objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that ends last began before the note; the other run has seen it."""
+    """Two runs overlap. The one that ends last began before the note of activity; the other saw the note."""
     slow = schedule.turn()
     clock.now += 5 * MINUTE
     note(objects, clock, monkeypatch)

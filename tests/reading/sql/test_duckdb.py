@@ -46,7 +46,7 @@ def new_lake(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Callable
 
 @pytest.fixture(scope="module")
 def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Returns a lake for tests that only read."""
+    """Returns the table that all tests of this module read and none changes."""
     folder = tmp_path_factory.mktemp("lake") / "k=v [b]*?%20é'"
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
@@ -115,7 +115,7 @@ def test_nan_in_orders_groups_and_joins(numbers: Lake, statement: str) -> None:
 
 @pytest.fixture(scope="module")
 def numbers(lake: Lake) -> Lake:
-    """Returns a table with a file for each number, and one file with all numbers."""
+    """Returns a table with one file for each value of `NUMBERS`, and one file with all these values."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE, nullable=True)])
     context = lake.context
     made = Lake(context.dsn, context.supplier, Path(), schema, objects=context.objects, name="numbers")

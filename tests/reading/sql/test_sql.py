@@ -34,19 +34,20 @@ COUNTS = Schema([Field("word", STRING)], [Field("at", LONG)], [Field("n", LONG),
 def shared(
     own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, ConnectionSupplier, Path]:
-    """Yields a database and a folder for all tests."""
+    """Returns the DSN and the connections of a database, and a folder, which all tests share."""
     return *own_database, tmp_path_factory.mktemp("lake") / "a b [c]%20"
 
 
 @pytest.fixture(scope="module")
 def lake(shared: tuple[str, ConnectionSupplier, Path]) -> Lake:
-    """Returns a lake for tests that only read."""
+    """Returns the table `Flights`, which all tests of this module read and none changes."""
     return flights(*shared)
 
 
 def flights(dsn: str, supplier: ConnectionSupplier, folder: Path) -> Lake:
-    """Returns 1,800 rows in four leaves, of which two interleave; some files have references on several
-    leaves.
+    """Returns a table of 1,800 rows in four leaves, two of which cover the same carriers.
+
+    One file is referenced by several leaves.
     """
     lake = Lake(dsn, supplier, folder, SCHEMA, split_points=["DL", "UA"], name="Flights")
     lake.context.partitions.split(lake.context.partitions.leaves()[1].partition_id, 50, "flight")
@@ -137,7 +138,7 @@ def test_a_statement_reads_only_the_partitions_and_files_that_it_needs(
 
 
 def test_conditions_on_one_use_of_a_table_do_not_prune_another(lake: Lake) -> None:
-    """A scan in a subquery is not among the plan's inputs: other scans must not prune it."""
+    """A statement uses a table twice. The conditions of one use must not restrict the rows of the other."""
     contexts = {"Flights": lake.context}
     text = "select * from Flights where Carrier = 'AA' and flight > (select min(flight) from Flights)"
     assert explain_sql(contexts, text)["Flights"].partitions == 4
@@ -325,7 +326,7 @@ def test_a_file_of_nulls_is_read_if_nulls_can_meet_the_condition(
 def test_a_full_join_with_a_limit_loses_no_skipped_rows(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
-    """DuckDB skips row groups of the left side that cannot be first, and returns NULL in their place."""
+    """DuckDB wrongly skips row groups of the left side, and returns NULL in place of their values."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
     lake = Lake(dsn, supplier, tmp_path, schema, name="t")
     for first in range(0, 25_000, 5_000):
@@ -343,7 +344,7 @@ def test_a_full_join_with_a_limit_loses_no_skipped_rows(
 def test_an_outer_join_with_a_limit_loses_no_skipped_rows(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
 ) -> None:
-    """The join keeps all rows of the smaller side, so that DuckDB reads the other side last."""
+    """DuckDB reads the larger side last, and must not skip row groups that match rows of the smaller side."""
     schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
     large, small = (Lake(dsn, supplier, tmp_path, schema, name=name) for name in ("t", "small"))
     for first in range(0, 30_000, 5_000):
@@ -359,7 +360,10 @@ def test_an_outer_join_with_a_limit_loses_no_skipped_rows(
 def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent was split by another key, so the leaf's first row keys overlap those of several leaves."""
+    """The root was split by the second key, and one half by the first key.
+
+    So the other half, a leaf, covers all values of the first key.
+    """
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     schema = Schema([Field("k", LONG), Field("j", LONG)])
     lake = Lake(dsn, supplier, tmp_path, schema, name="t")

@@ -127,18 +127,18 @@ REFUSED = {
     "VACUUM": ["vacuum", "analyze t"],
     "syntax": ["import database '{path}' garbage", "pragma import_database('{path}'", "import '{path}'", "("],
 }
-"""Statements by the type that DuckDB gives them."""
+"""The refused statements, by DuckDB's type of statement; those that it cannot parse are under "syntax"."""
 NO_STATEMENTS = {
     "ANALYZE", "CREATE_FUNC", "EXTENSION", "INVALID", "LOGICAL_PLAN", "MULTI", "RELATION", "VARIABLE_SET",
 }  # fmt: skip
-"""Types that a parsed text never has."""
+"""DuckDB's types of statements that its parser never returns."""
 STATEMENTS = [statement for some in REFUSED.values() for statement in some]
 SOME = [REFUSED["PRAGMA"][0], REFUSED["PRAGMA"][5], REFUSED["SELECT"][0], REFUSED["COPY"][2]]
 IN_OPEN, IN_CREATE = 0x20, 0x100
 
 
 class Watched:
-    """A folder, a home and a server, which record every access to them."""
+    """A record of every access to a folder, a home folder and a server."""
 
     def __init__(self, folder: Path, home: Path, server: socket.socket) -> None:
         self.folder, self.home = folder, home
@@ -160,14 +160,17 @@ class Watched:
             accepted.close()
 
     def texts(self, statement: str) -> tuple[str, str]:
-        """Returns the statement with the path of an existing file, and with a missing path as long."""
+        """Returns the statement with the path of the watched folder, and with that of a missing folder.
+
+        Both paths have the same length, so that error messages only differ by the name.
+        """
         return (
             statement.replace("{path}", str(self.folder)).replace("{url}", self.url),
             statement.replace("{path}", str(self.folder.with_name("nosuch"))).replace("{url}", self.url),
         )
 
     def seen(self) -> list[object]:
-        """Returns the files opened, files made and requests received since the last call."""
+        """Returns the requests and the events of files since the last call; empty if there were none."""
         found, self._requests[:] = list(self._requests), []
         with suppress(BlockingIOError):
             found.append(os.read(self._events, 1 << 16))
@@ -198,7 +201,10 @@ def refusal(door: dm.Instance | Client, statement: str) -> str:
 
 
 def check(watched: Watched, answers: Sequence[str], statement: str) -> None:
-    """Checks that nothing was accessed, and that the answers do not depend on the files."""
+    """Checks that nothing was accessed, and that both answers are one equal line.
+
+    `answers` are those to the two forms of the statement that `Watched.texts` returns.
+    """
     there, nowhere = answers
     assert there.replace("/folder", "/nosuch") == nowhere, statement
     assert "word" not in there

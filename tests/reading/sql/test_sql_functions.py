@@ -18,7 +18,7 @@ KINDS = {"expressions": ("scalar", "aggregate", "macro"), "tables": ("table", "t
 OF_THE_GRAMMAR = {"unnest"}
 """Functions that DuckDB lists only as table functions."""
 OF_THE_MODULE = {"DuckDBPyConnection", "Error", "__version__", "connect", "token_type", "tokenize"}
-"""Functions that need no connection, and `connect`, which makes one."""
+"""Names of the module `duckdb` that may be used: they need no connection, except `connect`."""
 REVIEWED_AGAIN = (
     "review them in dormouse/reading/sql/functions.toml: a new function is allowed or refused by hand"
 )
@@ -54,7 +54,7 @@ def test_each_refusal_has_a_reason() -> None:
 
 
 def test_no_allowed_macro_calls_a_refused_function(connection: duckdb.DuckDBPyConnection) -> None:
-    """A macro's text is bound when it is called, so the check of a statement does not see it."""
+    """DuckDB expands a macro after the check of a statement, which sees only the macro's name."""
     allowed = reviewed("expressions").allowed
     macros = connection.execute(
         "select function_name, macro_definition from duckdb_functions() where function_type = 'macro'"
@@ -69,7 +69,7 @@ def test_no_allowed_macro_calls_a_refused_function(connection: duckdb.DuckDBPyCo
 
 
 def test_every_aggregate_is_allowed(connection: duckdb.DuckDBPyConnection) -> None:
-    """list_aggregate('name') calls any aggregate by a name that may be computed."""
+    """`list_aggregate(list, name)` can call any aggregate, by a name that the statement computes."""
     found = connection.execute(
         "select distinct function_name from duckdb_functions() where function_type = 'aggregate'"
     ).fetchall()
@@ -77,7 +77,7 @@ def test_every_aggregate_is_allowed(connection: duckdb.DuckDBPyConnection) -> No
 
 
 def names_in(tree: object) -> tuple[set[str], set[str]]:
-    """Returns the names of functions and of tables in a tree of DuckDB's parser."""
+    """Returns the names of the functions, and of the tables, in a tree of DuckDB's parser."""
     if isinstance(tree, list):
         parts = [names_in(item) for item in tree]
     elif isinstance(tree, dict):

@@ -26,7 +26,7 @@ from tests.support.api import Instance
 from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 
 SEED = 20
-"""Seeds of the quick tier; the slow tier tries new ones."""
+"""The seed of the fast test. Slow tests use random seeds."""
 SIMPLE = Create("a", Schema([Field("k", LONG)], [], [Field("x", DOUBLE, True)]), {})
 _answer = Lake.answer
 
@@ -62,7 +62,7 @@ def test_many_answers_are_those_of_duckdb_and_postgresql(fuzz: Fuzz, number: int
 
 
 def without_nan(self: Lake, statement: Statement) -> pa.Table:
-    """Returns an engine's wrong answer, which ignores NaN."""
+    """Simulates a faulty engine: returns the answer without the rows in which `x` is NaN."""
     found = _answer(self, statement)
     return found.filter(pc.invert(pc.is_nan(found["x"])))
 
@@ -128,7 +128,7 @@ def test_postgresql_does_not_judge_orders_by_means_that_duckdb_rounds() -> None:
 
 @pytest.mark.slow
 def test_an_error_of_duckdbs_optimizer_is_recognized(instance: Instance, judges: Judges) -> None:
-    """DuckDB 1.5.5 pushes a part of this condition below the node that makes its row."""
+    """DuckDB 1.5.5 answers wrongly here: its optimizer evaluates a part of the condition too early."""
     lake = Lake(instance)
     values = [Field("x", DOUBLE, nullable=True)]
     lake.do(Create("c", Schema([Field("k", LONG)], values=[*values]), {}))

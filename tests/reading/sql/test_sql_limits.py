@@ -35,7 +35,7 @@ _names = count()
 def new_lake(
     shared_supplier: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.TempPathFactory
 ) -> NewLake:
-    """Makes some leaves, each with a file of five rows."""
+    """Returns a function that makes a table of some leaves, each with one file of five rows."""
 
     def create(leaves: int) -> Lake:
         folder, points = tmp_path_factory.mktemp("lake"), [n * 10 for n in range(1, leaves)]
@@ -48,13 +48,13 @@ def new_lake(
 
 @pytest.fixture(scope="module")
 def lake(new_lake: NewLake) -> Lake:
-    """Returns a lake of forty leaves, for tests that only read."""
+    """Returns a table of forty leaves, which no test changes."""
     return new_lake(LEAVES)
 
 
 @pytest.fixture(scope="module")
 def damaged(new_lake: NewLake) -> Lake:
-    """Returns the same table, with a damaged file in every leaf but the first."""
+    """Returns an equal table, in which the files of all leaves but the first are damaged."""
     lake = new_lake(LEAVES)
     _damage_all_but_the_first(lake)
     return lake
@@ -205,7 +205,7 @@ def test_explain_of_too_many_files_shows_no_physical_plan(
 
 
 def _after(event: Callable[[], None], patch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Replaces the method that runs planned files, so that its first call waits for `event`."""
+    """Returns a replacement of `_Statement._on` that calls `event` before its first run."""
     run = statements._Statement._on
 
     def late(*given: Any) -> Any:
@@ -219,7 +219,7 @@ def _after(event: Callable[[], None], patch: pytest.MonkeyPatch) -> Callable[...
 def test_a_file_that_is_collected_before_rows_come_is_planned_around(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another file has its rows by then, as after a compaction."""
+    """After the plan, the file is replaced by another with the same rows, as by a compaction."""
     lake = new_lake(4)
     for statement in ("select count(*), min(k) from t", "select k, v from t", "select k from t limit 200"):
         with monkeypatch.context() as patch:

@@ -185,7 +185,7 @@ from (show all tables), duckdb_views
 from a_function_of_tomorrow(1)
 """
 CALLED = "current_setting('threads')"
-"""Expressions that are refused anywhere in a statement."""
+"""An expression that is refused anywhere in a statement."""
 PLACES = """
 select [x for x in [1] if x::varchar > {}]
 select list_transform([1], lambda x: {})

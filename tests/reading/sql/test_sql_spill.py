@@ -23,8 +23,9 @@ SORTED = "SELECT range AS n FROM range(3_000_000) ORDER BY md5(range::VARCHAR) |
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Makes a folder for the temporary files of all users, in which another user created the predictable
-    names.
+    """Makes a new folder the place of all users' temporary files.
+
+    In it, another user has already created folders with the names that Dormouse could be expected to use.
     """
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)

@@ -59,7 +59,7 @@ def test_whole_numbers_that_do_not_fit_are_exact(instance: Instance) -> None:
 def test_a_sum_in_a_late_row_that_does_not_fit_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The types are chosen before this row. Any rows may come first, so the largest sum comes far behind."""
+    """The answer's types are chosen from its first rows; the sum that is too large comes much later."""
     monkeypatch.setattr(results, "AHEAD_BYTES", 1)
     made(instance, LARGEST)
     far = "(select k from t union all select unnest(range(1, 100_000)))"
@@ -93,7 +93,7 @@ def test_programs_get_sums_as_numbers(
 @pytest.mark.few(2)
 @pytest.mark.parametrize("value", ["{}", "[{}]", "{{'t': [{}]}}", "map {{1: {}}}", "array_value({})"])
 def test_the_time_24_00_00_is_refused(instance: Instance, value: str) -> None:
-    """Python and pandas take it for 00:00:00."""
+    """Python and pandas would read this time as 00:00:00."""
     late = value.format("time '24:00:00'")
     with pytest.raises(InvalidQuery, match=r"column 'x' has the time 24:00:00.*cast it to VARCHAR"):
         instance.sql(f"select {late} as x").read_all()

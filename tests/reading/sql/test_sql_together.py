@@ -33,7 +33,7 @@ def _deletion(number: int) -> Deletion:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[tuple[int, int | None]]]]:
-    """Returns files with disjoint or equal ranges of keys; one third of them is in key order."""
+    """Returns (path, rows) of nine files. Any two have either the same keys or no key in common."""
     found = []
     for number in range(9):
         low = number % 3 * 10

@@ -46,7 +46,10 @@ def filled(instance: Instance) -> Instance:
 
 
 def windows(seed: int) -> Iterator[tuple[str, str]]:
-    """Yields functions and windows, whose partitions are often written in several ways."""
+    """Yields random pairs of a window function and a window.
+
+    The windows often have equal partitions that are written differently.
+    """
     random_ = random.Random(seed)
     pool, count = random_.sample(list(ONE_OF), 2), random_.choice((2, 2, 3))
     for _ in range(random_.randint(2, 4)):

@@ -57,7 +57,7 @@ def answer(session: Session, statement: str, parameters: object = ()) -> pa.Tabl
 
 
 def next_answer(workers: Workers) -> int:
-    """Returns the answer of the next statement."""
+    """Runs a statement that selects 42 in a new session, and returns its answer."""
     [value] = answer(workers.session(Interruption()), "SELECT 42 AS n")["n"].to_pylist()
     return int(value)
 
@@ -215,7 +215,7 @@ def test_a_session_can_start_a_new_statement_during_another(workers: Workers) ->
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_free_its_memory_is_replaced(tmp_path: Path) -> None:
-    """Memory that it once mapped counts against its limit, even if it is no longer resident."""
+    """A limit on address space counts memory that the worker has freed but not returned to the system."""
     with pool(tmp_path) as workers:
         session = workers.session(Interruption())
         before = lent(session)

@@ -57,7 +57,7 @@ def test_parameters_bound_the_ranges(statement: str, parameters: Any, expected: 
 
 
 def test_parameters_are_numbered_as_duckdb_numbers_them() -> None:
-    """The condition of a list comprehension comes first, although it is written last."""
+    """DuckDB numbers the `?` in the condition of a list comprehension first, although it is written last."""
     statement = "from t where k = [? for i in [?] if ? = 7][1]"
     assert of(statement, [1, 7, 5]) == "t k=5"
 
@@ -69,7 +69,10 @@ def test_a_statement_cannot_read_the_parameters_of_another() -> None:
 
 
 def test_parameters_are_set_in_groups() -> None:
-    """Setting a variable takes a statement, and reading a part of a variable copies all of it."""
+    """Parameters are passed in variables of DuckDB, several in each.
+
+    One variable for each would need many statements; one for all would be copied whole at each use.
+    """
     numbers = range(1, 1_001)
     with duckdb.connect() as parser:
         found = parsed(parser, f"from t where k in ({', '.join(f'${n}' for n in numbers)})")
@@ -95,14 +98,14 @@ def test_parameters_are_set_in_groups() -> None:
 def test_a_parameter_among_many_has_the_value_that_it_has_alone(
     condition: str, value: object, expected: str
 ) -> None:
-    """Within a dict NaN would become NULL, and a comparison with NULL would be true for no number."""
+    """DuckDB turns NaN in a dict into NULL, so parameters of one group must not be passed as a dict."""
     assert of(f"from t where {condition.format('$1')}", [value]) == expected
     others = " and ".join(f"v <> ${n}" for n in range(2, 40))
     assert of(f"from t where {condition.format('$1')} and {others}", [value, *range(2, 40)]) == expected
 
 
 def test_variables_of_a_statement_are_removed_before_the_next() -> None:
-    """Covers also a parameter that cannot be used, among others that can."""
+    """Covers also a statement that fails because one of its parameters has an unusable type."""
     parameters = [5] * 40
     with pytest.raises(InvalidQuery, match="a parameter cannot be used"):
         of(f"from t where k in ({', '.join('?' * 41)})", [*parameters, object()])
@@ -258,7 +261,7 @@ def test_conditions_too_deep_for_python_bound_nothing() -> None:
 
 
 class Watching(Interruption):
-    """A fake interruption that records the functions that end the planning."""
+    """An interruption that records the functions with which it would end the planning."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -127,7 +127,10 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def result(database: duckdb.DuckDBPyConnection, statement: str, needs: Wanted | None = None) -> list[str]:
-    """Returns the rows of a statement, from the ranges that it needs or from all rows."""
+    """Returns the rows of a statement as sorted texts.
+
+    The tables have only the rows in the ranges of `needs`, or all rows without `needs`.
+    """
     for name, schema in SCHEMAS.items():
         where: str | None = None
         if needs is not None:

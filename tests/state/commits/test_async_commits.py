@@ -80,7 +80,7 @@ def unserved(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def sent(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records the commit ids that jobs send."""
+    """Returns a list that gets the commit id of each request that a job sends."""
     found: list[str] = []
     job_commits = instance._tables.job_commits
     assert isinstance(job_commits, QueuedJobCommits)
@@ -303,7 +303,7 @@ def test_a_job_retries_while_the_database_does_not_answer(
 def test_a_job_looks_up_a_commit_whose_answer_is_lost(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database does not answer until the commit is applied, which is longer than the job waits."""
+    """The database applies the commit, and answers the job's question about the outcome with an error."""
     monkeypatch.setattr(job_commits, "SILENCE_SECONDS_MAX", 0.0)
 
     def silent(self: Any, questions: Any) -> Any:
@@ -318,7 +318,7 @@ def test_a_job_looks_up_a_commit_whose_answer_is_lost(
 
 @pytest.mark.slow
 def test_a_job_killed_before_its_commit_adds_nothing_and_runs_again(tmp_path: Path) -> None:
-    """Its request is still in the queue when the instance is opened again; no caller got an answer."""
+    """The killed job's request is in the queue when the instance is opened again, and is then refused."""
     folder = tmp_path / "instance"
     with dm.local(folder) as instance:
         instance.create_table("t", SCHEMA)

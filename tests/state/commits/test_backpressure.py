@@ -24,7 +24,7 @@ MANY = 2 * AGE_MESSAGES_MIN
 
 
 class Depths:
-    """A fake queue that has the given depth at each look. The last depth stays."""
+    """A fake queue that reports the given depths, one at each look. The last depth is repeated."""
 
     def __init__(self, *messages: int, approximate: bool = False, oldest_seconds: float = 0.0) -> None:
         self._found = [QueueDepth(number, oldest_seconds, approximate) for number in messages]

@@ -27,7 +27,7 @@ from tests.working import PATIENCE_SECONDS, until
 
 @pytest.fixture
 def apart(dsn: str) -> Iterator[ConnectionSupplier]:
-    """A connection supplier of the test's own, whose sessions are not frozen."""
+    """Yields a separate connection supplier, whose sessions the test does not freeze."""
     with closing(ConnectionSupplier(dsn)) as supplier:
         yield supplier
 

@@ -85,7 +85,7 @@ print(*codes)
 
 @pytest.mark.slow
 def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
-    """A committer's threads do this. It crashed more than one process in four with a segmentation fault."""
+    """A committer's threads decode messages at once. This once crashed more than 1 in 4 processes."""
     message = encode(ReplaceFileReferences(**NAMED, requests=REPLACEMENTS))
     command = [sys.executable, "-c", FIRST_TOGETHER, message]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)

@@ -57,7 +57,7 @@ IDS: dict[str, Callable[[str], str]] = {
     "rewrite": str,
     "futile": str,
 }
-"""Functions that return the commit id for a name, by kind of work."""
+"""Functions that return the commit id of a piece of work from its name, by the kind of work."""
 
 
 class Crowd:
@@ -96,7 +96,10 @@ class Crowd:
 
 
 def plan(seed: int, seconds: float, committers: int) -> list[tuple[float, str, int, float]]:
-    """Returns the time, kind, committer and length of each freeze or kill. All end in time."""
+    """Returns the freezes and kills of committers, in order of time.
+
+    Each is (seconds after the start, "freeze" or "kill", number of the committer, seconds of a freeze).
+    """
     dice = random.Random(seed)
     found = []
     for number in range(committers):
@@ -197,7 +200,10 @@ def check_rows(instance: Instance, answers: list[Answer]) -> None:
 
 
 def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that objects without references were collected, except those that `clear` forgot."""
+    """Collects garbage, and checks that the store then has exactly the objects that are needed.
+
+    Objects of the table "cleared" may remain, because `clear` removed their records.
+    """
     monkeypatch.setattr(pointers, "APPLIED_SECONDS", -2 * AHEAD_SECONDS)
     expected = {"instance.json"}
     for table in instance.tables():

@@ -43,7 +43,7 @@ class Server:
         writers: list[psutil.Process] = []
 
         def find() -> bool:
-            """Returns whether the log writer was found; it gets its name shortly after it starts."""
+            """Returns whether the WAL writer was found. It gets its process name only after its start."""
             processes = postmaster(self._folder / "server").children()
             writers[:] = [one for one in processes if "walwriter" in " ".join(one.cmdline())]
             return bool(writers)
@@ -78,8 +78,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Makes the next committer call a function once its batch is applied, then crashes and restarts the
-    server.
+    """Returns a function that runs a committer and crashes the server after the batch is applied.
+
+    Just before the crash, it calls its argument. Then it starts the server again.
     """
 
     def run(meanwhile: Callable[[], object]) -> None:
@@ -193,7 +194,10 @@ def test_direct_commits_survive_a_crash(server: Server) -> None:
 
 
 def crashing(server: Server, work: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
-    """Returns `work` with a crash and a restart of the server before or after its first useful call."""
+    """Returns a function that calls `work`, and once crashes and restarts the server.
+
+    The crash comes before the first call, or after the first call that does not return an empty list.
+    """
     crashed: list[bool] = []
 
     def crash() -> None:
@@ -215,7 +219,10 @@ def crashing(server: Server, work: Callable[..., Any], *, before: bool) -> Calla
 
 
 def drain(instance: Instance) -> dict[str, str]:
-    """Drains the queue, again after each error, until it is empty; returns the last state of each commit."""
+    """Drains the queue until it is empty, and tries again after each error.
+
+    Returns the last state of each commit, by commit id.
+    """
     found: dict[str, str] = {}
     for _ in range(20):
         with suppress(DormouseError):
@@ -247,7 +254,10 @@ def test_a_batch_outlives_a_crash_of_the_server_alone(
     receive = PostgresQueue.receive
 
     def received_on_disk(*args: Any, **more: Any) -> Any:
-        """Receives messages durably: a message whose delivery was lost would not be deleted either."""
+        """Receives messages, and makes the server write its log, so that no crash undoes the delivery.
+
+        After an undone delivery, the queue would refuse to delete the message.
+        """
         found = receive(*args, **more)
         query(instance._supplier, "select pg_logical_emit_message(true, 'test', '')::text")
         return found

@@ -101,8 +101,9 @@ def test_a_request_whose_inputs_never_come_becomes_a_dead_letter(instance: Insta
 def test_inputs_that_a_dead_committer_holds_are_waited_for(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inputs may be missing any number of times. They are delivered again when their committer counts as
-    dead.
+    """A request is tried again, however often its inputs are missing.
+
+    The dead committer received the request with the inputs. It is delivered again after a while.
     """
     monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
     show = "update commit_message set visible_at = clock_timestamp()"

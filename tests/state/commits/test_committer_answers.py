@@ -83,7 +83,7 @@ def test_a_pointer_without_object_or_table_becomes_a_dead_letter_and_harms_no_ot
 def test_a_request_may_arrive_together_with_one_of_its_two_inputs(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replacement and its file arrive first; the assignment, which was postponed, arrives later."""
+    """The replacement needs a file and a job. The file arrives with it; the assignment of the job later."""
     monkeypatch.setattr(handling, "PATIENCE_RECEIVES", 10_000)
     again = """update commit_message set visible_at = clock_timestamp()
                + case when body like '%%assign_job%%' then interval '2 s' else interval '0' end"""

@@ -1,4 +1,4 @@
-"""Names in requests: files belong to one table, and tables change their names. Also calls that wait."""
+"""Requests with names of other tables' files, or of renamed or dropped tables; and calls that wait."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ APPLIED = "select count(*) from applied_commit"
 def committer(
     dsn: str, tmp_path: Path, *options: str, ignored: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """Yields a committer process that has reported that it runs. It is started with SIGINT ignored or not."""
+    """Yields a committer process that has reported that it runs. With `ignored`, it ignores SIGINT."""
     command = [DORMOUSE, "committer", "--batch", "20", *options]
     command += ["--dsn", dsn, "--objects", (tmp_path / "objects").as_uri()]
     command = [*IGNORING, *command] if ignored else command
@@ -90,8 +90,9 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
 def test_a_signal_stops_a_committer_in_order(
     instance: Instance, dsn: str, tmp_path: Path, number: int, ignored: bool
 ) -> None:
-    """It finishes and acknowledges the batch that it holds, and reports its work. An ignored SIGINT ends
-    nothing.
+    """The committer finishes and acknowledges its current batch, and reports its work.
+
+    A committer that was started with SIGINT ignored is not stopped by SIGINT.
     """
     with committer(dsn, tmp_path, "--json", ignored=ignored) as process:
         if ignored:

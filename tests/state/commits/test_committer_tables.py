@@ -37,7 +37,10 @@ def applied(instance: Instance, requests: Sequence[CommitRequest]) -> list[str]:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, then: Callable[[Any], Any] = lambda found: found) -> list[int]:
-    """Records the number of statements in each group that is sent together; `then` changes their answers."""
+    """Returns a list to which the committer adds the size of each group of statements sent together.
+
+    `then` gets the answers of the group's statements, and returns those that the committer sees.
+    """
     sent: list[int] = []
 
     def execute(conn: psycopg.Connection[Any], calls: Any) -> Any:
@@ -137,7 +140,7 @@ def test_a_committer_follows_a_conversion_of_the_layout(tables: Instance) -> Non
 def test_a_message_is_kept_if_only_another_table_applied_a_commit_with_its_id(
     tables: Instance, dsn: str
 ) -> None:
-    """Covers a standby that lacks a commit and takes over before the messages are deleted."""
+    """Covers a standby that takes over without the last commit, before the messages are deleted."""
     queue = tables.commits.queues[0]
     tables.submit([add("a", "file a", "july"), add("b", "file b", "july")])
     messages = queue.receive(2, 0)

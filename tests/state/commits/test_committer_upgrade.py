@@ -28,7 +28,7 @@ NEWER: list[dict[str, Any]] = [{"version": 2}, {"type": "merge_partitions"}, {"c
 def test_requests_of_a_newer_dormouse_are_left_to_a_newer_committer(
     instance: Instance, newer: dict[str, Any]
 ) -> None:
-    """Requests whose inputs may come from a newer request also stay. All others are applied."""
+    """Requests that may need the result of a newer request stay in the queue too. Others are applied."""
     replaced, assigned, added = compaction("t", 1)
     body = encode(added)
     send_raw(instance, json.dumps({**json.loads(body), **newer}, separators=(",", ":")))

@@ -35,12 +35,12 @@ from tests.support.commits import Committer, Envelope, Tables
 
 SCHEMA = OF_KEYS
 TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}
-"""Milliseconds; a statement that does not wait takes a few."""
+"""The timeouts in ms. A statement that does not wait needs only a few ms."""
 
 
 @pytest.fixture
 def patient(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """An instance whose role has no timeout."""
+    """Yields an instance whose sessions have no timeout."""
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         instance.create_table("t", SCHEMA)
         instance.create_table("u", SCHEMA)
@@ -49,7 +49,7 @@ def patient(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 
 @pytest.fixture
 def limited(patient: Instance, dsn: str, timeout: str) -> Iterator[Instance]:
-    """Yields the same instance with a role that has a timeout."""
+    """Yields the same instance with the given timeout in its sessions."""
     options = f"-c {timeout}={TIMEOUTS[timeout]}"
     with dm.connect(make_conninfo(dsn, options=options), patient._objects.url) as instance:
         yield instance
@@ -103,7 +103,7 @@ def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
 def test_a_request_that_waits_for_a_lock_is_never_rejected(
     limited: Instance, patient: Instance, held: Callable[[str], psycopg.Connection]
 ) -> None:
-    """Covers all kinds of requests. None needs another's output, since a missing input counts as a try."""
+    """Covers all kinds of requests. None needs another's output: a missing input would count as a try."""
     drained(patient, add("t", "a"), add("t", "b"), assignment("t", "j", "a"))
     holder = held("t")
     patient.submit([add("t", f"f{number}") for number in range(6)])

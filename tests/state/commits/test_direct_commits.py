@@ -149,7 +149,10 @@ def test_a_commit_of_an_abandoned_attempt_is_rejected(instance: Instance, isolat
 def test_an_attempt_that_is_abandoned_while_its_commit_waits_for_it_commits_nothing(
     instance: Instance, dsn: str
 ) -> None:
-    """Servers before 15.15, 16.11, 17.7 and 18.1 find a row by its place even after it has changed."""
+    """The commit waits for the attempt's row, which another transaction changes meanwhile.
+
+    PostgreSQL before 15.15, 16.11, 17.7 and 18.1 finds a row by its ctid even if the row has changed.
+    """
     context = instance.table("t").context
     committed(instance, add("t", "known"))
     attempt = context.attempts.begin(context.table)

@@ -24,7 +24,7 @@ from tests.support.commits import encode
 from tests.support.state import LAYOUTS
 
 OWN_ID = 57
-"""An id that does not become the other table's if one digit changes."""
+"""The id of the messages' table. It differs from the other table's id in more than one digit."""
 MESSAGES, BATCH = 240, 40
 SECONDS_MAX = 60.0
 ANSWERS = {"applied", "applied_before", "rejected", "try_later"}
@@ -32,7 +32,7 @@ ANSWERS = {"applied", "applied_before", "rejected", "try_later"}
 
 @contextmanager
 def two_tables(dsn: str, folder: Path, seed: int) -> Iterator[Instance]:
-    """Yields an instance with a table for the messages, and another.
+    """Yields an instance with one table that the messages name, and another that they must not affect.
 
     Both have rows, compaction jobs, a writer that has not finished, and unreferenced files.
     """
@@ -71,7 +71,10 @@ def rows_of(instance: Instance, table_id: int) -> dict[str, list[str]]:
 
 
 def objects_of(instance: Instance, own: str) -> dict[str, str]:
-    """Returns the digests of all objects except the table's own, bodies of requests, and milestones."""
+    """Returns the digest of each object, by name.
+
+    Omits the objects whose names begin with `own`, bodies of requests, and milestones.
+    """
     passing = (own, "commits/", "owner/now/")
     names = [name for name, _ in instance._objects.list() if not name.startswith(passing)]
     return {name: hashlib.sha256(instance._objects.get(name)).hexdigest() for name in names}

@@ -46,7 +46,7 @@ def test_a_request_that_takes_long_is_not_handled_twice(
 
 @pytest.mark.slow
 def test_messages_of_a_killed_committer_are_delivered_again(instance: Instance) -> None:
-    """A killed committer does not extend their timeout."""
+    """A killed committer no longer extends the visibility timeout of its messages."""
     queue = PostgresQueue(instance._supplier, 0, visibility_seconds=0.3)
     instance.submit([add("t", "a")])
     assert len(queue.receive(1)) == 1

@@ -77,7 +77,7 @@ def test_a_receiver_whose_timeout_passed_cannot_change_the_message(
 def test_a_receiver_that_is_overtaken_while_it_waits_cannot_change_the_message(
     queue: PostgresQueue, lender: ConnectionSupplier, number: int, what: str
 ) -> None:
-    """An open transaction is receiving the message again."""
+    """An open transaction receives the message again, and commits while the first receiver waits for it."""
     more = {"bury": ("too late",), "retry_later": (0.0,), "send_again": (0.0,)}.get(what, ())
     with lender.connection(), lender.connection():
         pass  # makes sessions older than the message: a younger one would not wait

@@ -88,8 +88,9 @@ def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, tmp_path: Path) -> None:
-    """The id returns the first result for the same change, also after other changes, and refuses another
-    change.
+    """A repetition with the id returns the first result, also after other changes.
+
+    Another change with the id is refused.
     """
     samples = instance.create_row_table("samples", [dm.Column("name", "STRING")])
     samples.change([], change_id="nothing")
@@ -205,7 +206,7 @@ def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instanc
 
 @pytest.mark.slow
 def test_an_id_used_without_rows_cannot_be_reused_with_rows(table: TableContext) -> None:
-    """Every kind of data without rows counts as the same data; rows of any kind are other data."""
+    """Data without rows counts as the same data, whatever its Python type. Any rows are other data."""
     rows = flights(10)
     none = rows.slice(0, 0)
     kinds: dict[str, Any] = {

@@ -26,7 +26,10 @@ def queue(new_sqs_queue: NewQueue, sqs_options: Options) -> SqsQueue:
 
 @pytest.fixture
 def denying(aws_endpoint: str) -> Iterator[Callable[[], None]]:
-    """Returns a function that makes moto check credentials until the test ends; moto knows no user."""
+    """Yields a function that makes moto refuse all requests until the test ends.
+
+    Moto then checks credentials, and knows no user.
+    """
 
     def checked_after(requests: str) -> None:
         connection = HTTPConnection(aws_endpoint.removeprefix("http://"), timeout=60)

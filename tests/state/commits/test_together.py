@@ -100,10 +100,11 @@ def test_an_interrupted_call_leaves_no_other_waiting(monkeypatch: pytest.MonkeyP
 
 
 def interrupted_at(number: int, *, leads: bool) -> str:
-    """Interrupts a call at its line with the given number, and returns that line; all other calls get
-    answers.
+    """Interrupts one of four calls, and checks that the other three get answers.
 
-    The interrupted call leads the others, or waits for one of them and leads those that come later.
+    The interruption comes at the `number`th line that the call executes; returns the text of this line. With
+    `leads`, the interrupted call works for the others. Otherwise it first waits for another call's work, and
+    works for later calls.
     """
     line, seen, go_on = "", itertools.count(1), threading.Event()
     asked: set[int] = set()

@@ -25,7 +25,7 @@ from tests.stored import (
 from tests.support.state import TableContext
 
 Files = list[tuple[int, str]]
-"""(rows, filename)"""
+"""Files as (number of rows, filename)."""
 
 
 def batches(files: Files, size: int) -> Iterable[Files]:
@@ -33,7 +33,10 @@ def batches(files: Files, size: int) -> Iterable[Files]:
 
 
 def meets(files: Files, ratio: float) -> bool:
-    """Returns whether the other files have at least `ratio` times the rows of the largest, the last one."""
+    """Returns whether the other files together have at least `ratio` times the rows of the last file.
+
+    The last file is the largest. A single file never meets the ratio.
+    """
     return len(files) > 1 and sum(rows for rows, _ in files[:-1]) >= ratio * files[-1][0]
 
 
@@ -50,7 +53,10 @@ def size_ratio(files: Files, size: int, ratio: float) -> list[Files]:
 
 
 def created(table: TableContext) -> list[tuple[str, list[int]]]:
-    """Returns the partition and sorted row counts of each job, as files of equal size are interchangeable."""
+    """Returns (partition id, sorted row counts of the files) of each job.
+
+    Names are left out, because a job may take any of several files with equally many rows.
+    """
     by_job: dict[tuple[str, str], list[int]] = defaultdict(list)
     for partition_id, _, rows, job in live(table.store):
         if job is not None:
@@ -199,7 +205,7 @@ def test_a_job_is_taken_with_its_files(table: TableContext) -> None:
 
 
 def test_a_job_over_two_partitions_is_taken_as_one_for_each(table: TableContext) -> None:
-    """Only a caller of `assign_job_ids` can make such a job; an output has one partition."""
+    """Each output of a job has one partition. Only a direct call of `assign_job_ids` makes such a job."""
     table.store.add_files([ref("a", "0-0"), ref("b", "0-1"), ref("c", "0-0")])
     table.store.assign_job_ids([assign("j", "0-0", "a", "c"), assign("j", "0-1", "b")])
     found = {job.partition_id: [i.filename for i in job.inputs] for job in table.jobs.take(10)}

@@ -53,7 +53,7 @@ def objects(table: TableContext) -> list[str]:
 
 
 class Wrapped:
-    """The table's objects, with a deletion that first calls a function, and may fail."""
+    """The table's object store, whose `delete` first calls `before`, and fails for the object `fails`."""
 
     def __init__(
         self, table: TableContext, fails: str = "", before: Callable[[], Any] = lambda: None
@@ -262,7 +262,7 @@ def test_a_file_whose_row_another_collector_deleted_is_skipped(table: TableConte
 
 
 def test_a_removal_by_a_transaction_older_than_the_last_run_is_seen_next_time(table: TableContext) -> None:
-    """The removal's transaction id is smaller than many that the last run has seen."""
+    """The transaction of the removal began before the last run, and commits after it."""
     add(table, "old", "new")
     table.store.assign_job_ids([assign("j", "root", "old")])
     with transaction(table) as conn:
@@ -304,7 +304,10 @@ def test_stage_one_and_commits_with_an_id_do_not_wait_for_each_other(table: Tabl
 
 
 def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> None:
-    """Otherwise stage one would never stamp a file whose row moves meanwhile."""
+    """A check that notes digests waits for stage one of collection.
+
+    Otherwise stage one would never stamp a file whose row the check updates at the same time.
+    """
     add(table, "a")
     checks = FileChecks(table.store.own)
     [found] = checks.files()

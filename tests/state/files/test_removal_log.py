@@ -29,13 +29,13 @@ LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
 
 
 def today() -> date:
-    """Returns the current day; a test run may continue over midnight."""
+    """Returns the current date, read at each call: midnight may come during a test run."""
     return datetime.now(UTC).date()
 
 
 @pytest.fixture
 def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[TableContext]:
-    """Returns a table in a database of its own, in which no day was made."""
+    """Yields a table in a database of its own, whose removal log has no daily partitions."""
     with supplier.connection() as conn:
         for day in removal_log.DAYS.days(supplier):
             removal_log.DAYS.drop(conn, day)
@@ -54,7 +54,7 @@ def make_day(table: TableContext, day: date) -> None:
 
 
 def age(table: TableContext, day: date) -> None:
-    """Moves every removal to a day."""
+    """Sets the time of every removal to noon of a day."""
     query(table.supplier, "update removal set removed_at = %s::date + interval '12 hours'", day)
 
 
@@ -92,7 +92,7 @@ def in_default(table: TableContext) -> int:
 
 
 def test_removals_that_no_day_was_made_for_are_moved_and_dropped_like_others(table: TableContext) -> None:
-    """A committer that ran alone for a long time makes no days."""
+    """The log has no partitions for new days if only a committer ran for a long time."""
     table.store.add_files([ref("a"), ref("b")])
     table.store.totals.bring_forward()
     remove(table.store, "a")
@@ -209,7 +209,7 @@ def test_the_removals_of_a_dropped_table_keep_no_day(table: TableContext) -> Non
 def test_a_removal_that_commits_while_its_day_is_checked_is_not_lost(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction began before midnight, long ago."""
+    """The removal has the time at which its transaction began: on the day that is checked, long ago."""
     monkeypatch.setattr("dormouse.postgres.days.LOCK_WAIT_MS_MAX", 60_000)
     make_day(table, LONG_AGO)
     table.store.add_files([ref("a")])
@@ -243,7 +243,7 @@ def test_a_day_of_a_busy_log_is_dropped_later(table: TableContext, monkeypatch: 
 
 
 def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
-    """Once the day is dropped, earlier moments can no longer be read."""
+    """Moments before the end of a dropped day can no longer be read."""
     table.store.add_files([ref("a"), ref("b")])
     cut = cuts.record_cut(table, "needs it")
     remove(table.store, "a")
@@ -267,7 +267,7 @@ def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
 
 
 def test_a_day_that_is_needed_is_not_locked(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise all commits would wait for the lock, and for the check of each row."""
+    """A lock on the day would make all commits wait until each row of the day was checked."""
     record = Catalog(table.supplier, table.attempts).create("other", table.schema, TableProperties())
     other = TableContext(table.dsn, table.supplier, table.objects, record)
     other.store.add_files([ref("a")])
@@ -346,7 +346,7 @@ def test_a_read_whose_day_is_dropped_meanwhile_fails(
 def test_moments_just_before_a_consumers_position_cannot_be_read_without_their_day(
     table: TableContext,
 ) -> None:
-    """The files are held, but only the dropped log could say which of them there were."""
+    """The consumer keeps the files, but only the dropped log recorded which files there were."""
     before = removed_long_ago(table)
     consumers.Consumers(table).create("etl", None)
     position_at = before.at + timedelta(hours=12, minutes=5)
@@ -361,7 +361,7 @@ def test_moments_just_before_a_consumers_position_cannot_be_read_without_their_d
 def test_holds_of_all_tables_do_not_keep_moments_whose_log_was_dropped(
     table: TableContext,
 ) -> None:
-    """Holds of adoptions and backups do not keep the log, which moments need."""
+    """Reading a moment needs the log. Holds of adoptions and backups keep files, and not the log."""
     before = removed_long_ago(table)
     statement = "insert into hold (holder, since, until) values ('adoption 2', 'epoch', 'infinity')"
     query(table.supplier, statement)
@@ -372,7 +372,10 @@ def test_holds_of_all_tables_do_not_keep_moments_whose_log_was_dropped(
 
 
 def removed_long_ago(table: TableContext) -> Position:
-    """Makes three files with no holds, and removes them; returns when they were there."""
+    """Adds three files and removes them, dated `LONG_AGO`. Nothing holds the files.
+
+    Returns the position before the removals.
+    """
     table.store.add_files([ref("a"), ref("b"), ref("c")])
     long_ago = datetime(LONG_AGO.year, LONG_AGO.month, LONG_AGO.day, tzinfo=UTC)
     here = moments.now(table)
@@ -387,6 +390,9 @@ def removed_long_ago(table: TableContext) -> Position:
 
 
 def count_whole(table: TableContext) -> None:
-    """Counts the table in full, long after that day."""
+    """Updates the table's totals, as if all files had just been counted.
+
+    So the totals need no removals of earlier days.
+    """
     table.store.totals.bring_forward()
     query(table.supplier, "update watermark set whole_at = clock_timestamp() where purpose = 'totals'")

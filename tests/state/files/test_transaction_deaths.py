@@ -169,7 +169,7 @@ def test_ctrl_c_during_commit_is_not_taken_for_a_failed_commit(dsn: str, counted
 
 @pytest.fixture
 def cut_dsn(dsn: str) -> Iterator[str]:
-    """Returns the database behind a proxy that drops the answer of COMMIT."""
+    """Yields the DSN of a proxy before the database, which drops the answer to a COMMIT."""
     with closing(CuttingProxy(dsn, until(b"COMMIT\x00"))) as proxy:
         yield proxy.dsn
 

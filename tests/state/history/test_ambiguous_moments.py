@@ -57,7 +57,10 @@ def test_a_time_finds_the_epoch_that_came_after_the_clock_was_set_back(instance:
 def test_a_time_before_and_after_a_clock_change_is_refused(
     instance: Instance, dsn: str, splits: bool
 ) -> None:
-    """The merge was made while the clock was ahead, so it is hidden, but later changes are not."""
+    """The clock was an hour ahead during the merge only.
+
+    So the merge has a later recorded time than the changes after it, and the time matches no single state.
+    """
     table = made(instance, split_threshold_rows=10**6)
     table.partitions.split("root", 10)
     add(table, 0, 20)

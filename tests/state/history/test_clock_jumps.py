@@ -53,7 +53,7 @@ ELSEWHERE = {
     "instance_round.ended_at": "a round that ended in the future is due",
     "removal.removed_at": "dated back where no day was made for it",
 }
-"""Columns that the statements which read them correct, and how."""
+"""Columns that need no correction by `restart_leases`, with the way in which their readers handle a jump."""
 
 KEPT_LONGER = {
     "applied_commit.applied_at", "applied_commit.expires_at", "backup_taken.taken_at",
@@ -76,11 +76,14 @@ FOR_PEOPLE = {
     "row_table.changed_at", "schema_change.changed_at", "tables.created_at", "truncation.truncated_at",
     "write_stream.committed_at",
 }  # fmt: skip
-"""Columns that are only shown, or part of a key."""
+"""Columns that are only shown to people, or are part of a key."""
 
 
 def test_each_stored_time_is_listed_with_the_effect_of_a_clock_jump(instance: Instance) -> None:
-    """Each new column must be added to one of the lists: consider what happens if it lies five days ahead."""
+    """Each new column with a time must be added to one of the four lists above.
+
+    To choose the list, consider the effect of a time that lies five days ahead.
+    """
     found = query(
         instance._supplier,
         """
@@ -189,8 +192,9 @@ def test_a_compaction_job_is_taken_when_its_restarted_lease_ends(instance: Insta
 
 @pytest.mark.slow
 def test_history_can_be_read_from_the_correction_on(instance: Instance, table_t: Table) -> None:
-    """Covers a time, a new consumer and a cut, after a collection that expired all moments before the wrong
-    clock.
+    """Covers reads at a time, by a new consumer and at a cut.
+
+    Before, a collection ran with the wrong clock and made all earlier moments unreadable.
     """
     add(table_t, 1)
     let_go(instance)
@@ -339,7 +343,10 @@ def test_status_and_check_report_a_clock_jump(
 
 
 def test_maintenance_does_not_hold_a_snapshot(instance: Instance) -> None:
-    """A statement that often runs is prepared; its snapshot would be kept until the transaction ends."""
+    """A long transaction must not keep a snapshot, which would stop VACUUM.
+
+    A prepared statement could keep one, and psycopg prepares a statement that runs several times.
+    """
     rounds = InstanceRounds(instance._supplier)
     held = (
         "select count(*) from pg_stat_activity "
@@ -363,7 +370,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def let_go(instance: Instance) -> None:
-    """Leaves a table as a collection with the wrong clock does: its history begins in the future."""
+    """Moves the beginning of the table's history into the future, as a collection with a wrong clock does."""
     query(instance._supplier, f"update tables set history_since = {AHEAD}, log_since = {AHEAD}")
 
 

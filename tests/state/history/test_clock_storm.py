@@ -105,7 +105,7 @@ def lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Clock]]:
 
 
 def killed(folder: Path, holder: str) -> bool:
-    """Starts a process that takes a lease, and kills it. Returns whether it got the lease."""
+    """Starts a process that takes the lease `holder`, and kills it. Returns whether it got the lease."""
     code = HOLDER + "".join(f"    {line}\n" for line in HOLDERS[holder].splitlines())
     with subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -156,7 +156,7 @@ def test_a_consumer_keeps_its_files_through_collection(instance: Instance, layou
 
 
 def let_margin_pass(instance: Instance) -> None:
-    """Makes the holds of consumers begin at their positions. Usually they begin ten minutes earlier."""
+    """Moves the holds of consumers ten minutes forward, to the consumers' positions."""
     execute(instance, "update hold set since = since + interval '10 minutes'")
 
 

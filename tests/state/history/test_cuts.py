@@ -107,7 +107,10 @@ def test_a_slow_transaction_counts_at_the_moment_of_its_commit(new_table: NewTab
 
 @contextmanager
 def commits_held_back(dsn: str) -> Iterator[None]:
-    """Makes commits wait for a standby that does not exist: they have a time, and are not visible."""
+    """Makes commits wait for a standby that does not exist, until the context ends.
+
+    A waiting commit already has its commit time, but other transactions do not see it.
+    """
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("alter system set synchronous_standby_names = 'absent'")
         conn.execute("select pg_reload_conf()")
@@ -158,7 +161,7 @@ def test_a_moment_in_the_near_future_is_waited_for(new_table: NewTable) -> None:
 
 
 def test_a_commit_during_a_read_of_a_moment_is_not_seen(new_table: NewTable) -> None:
-    """A snapshot defines the moment, so a later read of it must not show the commit either."""
+    """The moment is read before and after the commit. Its snapshot excludes the commit in both cases."""
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
         table.store.add_files([ref("slow")], conn=slow)
@@ -183,7 +186,10 @@ def test_a_cut_is_ordered_with_splits_and_with_the_first_stage_of_collection(new
 
 
 def test_commits_during_the_recording_of_a_cut_count_before_its_time(new_table: NewTable) -> None:
-    """The cut does not see such a commit, and has a later time, so no time between the two can be exact."""
+    """A commit during the recording is not in the cut, although the cut's recorded time is later.
+
+    A time between the commit and that time must still include the commit.
+    """
     table = new_table()
     cuts.record_cut(table)
     recorded = cuts.record_cut(table)

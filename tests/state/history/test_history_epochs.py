@@ -148,9 +148,7 @@ def test_totals_between_two_times_are_the_totals_of_the_epochs_between(
 
 
 def test_the_fork_of_an_interval_is_its_number_with_the_most_low_zero_bits(shared_supplier: Any) -> None:
-    """The fork is the only number in the interval whose bits below the highest differing bit of the ends are
-    0.
-    """
+    """Compares the SQL function `interval_fork` with bit operations in Python."""
     chosen = random.Random(7)
     some = [sorted(chosen.choices(range(1 << bits), k=2)) for bits in (1, 3, 8, 16) for _ in range(40)]
     some += [sorted(chosen.getrandbits(bits) for _ in range(2)) for bits in (33, 62) for _ in range(40)]

@@ -71,7 +71,7 @@ def test_a_cut_keeps_files_removed_after_it_though_the_clock_was_set_back(
 
 
 def test_a_cut_is_not_taken_for_another_with_the_same_id(new_table: NewTable) -> None:
-    """Covers a database that was restored to a moment before the cut."""
+    """Covers a database that was restored to a moment before the cut and then recorded another cut."""
     table = new_table()
     cut = cuts.record_cut(table)
     lost: Any = replace(cut, recorded_at=cut.recorded_at + timedelta(seconds=1))
@@ -153,7 +153,7 @@ def test_a_merge_counts_references_with_the_salts_of_their_partitions(new_table:
 
 
 def test_files_added_beside_a_slow_transaction_are_in_exactly_one_span(new_table: NewTable) -> None:
-    """The slow transaction has the smaller id and commits later. Covers also files removed since."""
+    """The slow transaction has a smaller id than the other one, but commits after it and after a cut."""
     table = new_table()
     first = cuts.record_cut(table)
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
@@ -177,7 +177,7 @@ def test_files_added_beside_a_slow_transaction_are_in_exactly_one_span(new_table
 
 
 def test_added_files_are_found_after_an_older_transaction_removed_them(new_table: NewTable) -> None:
-    """The transaction began before the moment after which the files were added."""
+    """The removing transaction begins before the first cut, and commits after the last one."""
     table = new_table()
     with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as older:
         older.execute("select pg_current_xact_id()")
@@ -282,7 +282,11 @@ def test_a_cut_is_due_after_splits_or_removals_alone(new_table: NewTable) -> Non
 def test_files_restored_while_stage_one_waits_are_not_stamped(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    """Otherwise they would count as free since then when they are removed again, whatever later cuts keep."""
+    """A stamp is the time since which a file has no references; collection deletes files with old stamps.
+
+    A wrong stamp would make collection delete the file, when it is removed again, though a later cut needs
+    it.
+    """
     table = new_table(layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
     table.store.add_files([ref("a")])
     cut = cuts.record_cut(table)

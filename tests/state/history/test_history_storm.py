@@ -121,9 +121,10 @@ class Workers:
             return subprocess.Popen([*self._command, role, str(ROWS)], stderr=errors)
 
     def kill_one(self, rng: random.Random) -> None:
-        """Kills or freezes a random process that has done some work; a frozen one may be overtaken or killed.
+        """Chooses a random process; freezes it for up to 1 s, kills and restarts it, or does both.
 
-        On a slow machine, killing processes without work would leave time for starts only.
+        Does nothing if the process has not done any work yet. Otherwise processes on a slow machine would
+        only be started and killed.
         """
         at = rng.randrange(len(ROLES))
         process = self._running[at]
@@ -230,7 +231,11 @@ def test_cuts_and_a_consumer_in_a_storm(dsn: str, tmp_path: Path, layout: str) -
 def storm(
     table: Table, workers: Workers, answers: list[Any], failed: list[BaseException], read: Callable[[], None]
 ) -> None:
-    """Records cuts while the processes run and are killed."""
+    """Records cuts, and the rows at each, in `answers`, while processes work and are killed.
+
+    Ends when enough cuts, kills, splits and merges have happened, or when `failed` has an error. Calls `read`
+    once, after the first cut.
+    """
     rng, began, lasts = random.Random(26), time.monotonic(), SECONDS[table.context.table.layout]
     while not failed and (seconds := time.monotonic() - began) < PATIENCE_SECONDS:
         if seconds > lasts and len(answers) == 2 * CUTS and workers.killed > 1 and is_scaled(table):
@@ -248,7 +253,7 @@ def storm(
 
 
 def is_scaled(table: Table) -> bool:
-    """Returns whether there were splits and merges, however slow the machine is."""
+    """Returns whether the table was split at least twice and merged at least twice."""
     epochs = list(table.history.epochs())
     return sum(one.splits for one in epochs) > 1 < sum(one.merges for one in epochs)
 

@@ -44,7 +44,7 @@ SHARED: dict[str, Any] = {"only_contains_data_for_this_partition": False}
     params=[(layout, level) for layout in LAYOUTS for level in ("read committed", "serializable")]
 )
 def table(request: Any, new_table: NewTable) -> TableContext:
-    """Returns a table of each layout and isolation level."""
+    """Returns a table, in turn of each layout and isolation level."""
     layout, isolation = request.param
     return new_table(split_points=[10, 20, 30], layout=layout, isolation=isolation)
 
@@ -214,7 +214,10 @@ def test_a_merge_waits_for_a_transaction_that_adds_files(
 
 
 def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
-    """Returns two partitions from before a truncation, and the current tree."""
+    """Truncates the table's history, and forgets the earlier epochs.
+
+    Returns the ids of leaves that were forgotten, and the current tree.
+    """
     tree = table.partitions.tree()
     old = [leaf.partition_id for leaf in tree.leaves]
     table.partitions.merge(old)
@@ -230,8 +233,9 @@ def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
 
 
 def test_a_commit_to_a_forgotten_partition_is_refused_by_name(table: TableContext) -> None:
-    """Nothing of the commit is applied, but the rest of its batch is. A commit that was applied before stays
-    so.
+    """No part of the refused commit is applied, but the other commits of its batch are.
+
+    The error names the file and the partition. A repetition of an applied commit still succeeds.
     """
     first = table.partitions.leaves()[0].partition_id
     early = [file("early", ref("early", first))]

@@ -66,7 +66,10 @@ def files(folder: Path) -> set[str]:
 
 
 def snapshot(dsn: str) -> Callable[[], None]:
-    """Returns a function that restores the current rows about incarnations; other rows do not matter."""
+    """Returns a function that restores the present rows of the table `incarnation`.
+
+    This simulates a restored database, for which no other rows matter.
+    """
     with psycopg.connect(dsn) as conn:
         rows = conn.execute(f"select {COLUMNS} from dormouse.incarnation").fetchall()
 

@@ -15,14 +15,14 @@ from tests.support.api import Instance, Table
 
 
 class Ahead:
-    """A database clock that is some days ahead for the commits and cuts of `adding`."""
+    """A simulated database clock, which is some days ahead while `adding` runs."""
 
     def __init__(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
         self._table, self._patch = table, monkeypatch
         self._real = moments._QUERIES["committed_at"]
 
     def tell(self, before: str, after: str, days: int) -> None:
-        """Makes the commits of the transactions between two ids appear some days later."""
+        """Shifts the commit times that Dormouse reads, of transactions with ids between two, by some days."""
         text = f"""
             select c.committed_at + interval '1 day' * case
                 when h.added_xid between '{before}'::xid8 and '{after}'::xid8 then {days} else 0

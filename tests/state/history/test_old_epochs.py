@@ -30,7 +30,7 @@ from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]
 PIECE_WORK_MAX = 2_500
-"""The limit on the rows and pages of forgetting a piece of twenty epochs."""
+"""The limit on the rows and pages that PostgreSQL touches to forget twenty epochs."""
 LONG_AGO = timedelta(days=4_000)
 """The time by which the epochs of a story are moved back."""
 
@@ -148,7 +148,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_totals_continue_after_epochs_are_forgotten(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers also the thousand epochs in which the truncation lies, and a thousand that ends after it."""
+    """Running totals are stored every thousand epochs. The truncation lies at or between such epochs."""
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 400)
     story = Story(points=range(1, 4))
     leaves = story.leaves()
@@ -268,7 +268,7 @@ KEEPERS = {
 
 @pytest.mark.parametrize("keeper", KEEPERS)
 def test_epochs_that_a_holder_or_writer_needs_are_not_forgotten(table: TableContext, keeper: str) -> None:
-    """Only the holder or writer keeps them, since all lie before the truncation."""
+    """The epochs lie before the truncation, so that nothing but the holder or writer keeps them."""
     story = Story(points=(10, 20))
     for _ in range(4):
         story.scale(story.leaves())

@@ -29,7 +29,10 @@ FILES = 5
 
 
 def filled(instance: Instance, layout: str = "file_table", **properties: Any) -> Table:
-    """Returns a table with files of 40 rows; `v` is the file's number, except for one row of 7."""
+    """Returns a table of five files with 40 rows each.
+
+    In each file, 39 rows have the file's number in `v`, and one row has 7.
+    """
     given = dm.TableProperties(
         **{"compaction_strategy": "basic", "compaction_batch_files": 100, **properties}
     )
@@ -41,7 +44,7 @@ def filled(instance: Instance, layout: str = "file_table", **properties: Any) ->
 
 
 def applied(table: Table) -> list[tuple[int, ...]]:
-    """Returns the deletions that a reader applies to each file, by the files' keys."""
+    """Returns the ids of the deletions that a reader applies to each file, in key order of the files."""
     scans = [scan for group in plan_query(table.context, KeyRanges()) for scan in group]
     order = {file.filename: file.min_key or b"" for file in table.file_page()}
     scans.sort(key=lambda scan: order[scan.filename])
@@ -119,7 +122,7 @@ def test_files_with_few_rows_stay_until_the_deletion_is_old(
 
 @pytest.mark.slow
 def test_an_undone_deletion_is_counted_and_applies_when_it_is_pending_again(instance: Instance) -> None:
-    """After a restore, a look also examines undone deletions, since another restore may bring them back."""
+    """A look also counts the rows of a deletion that a restore undid: another restore may bring it back."""
     table = filled(instance)
     before = table.history.record_cut("before")
     table.delete({"v": 7})

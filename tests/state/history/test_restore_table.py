@@ -119,7 +119,7 @@ def test_rows_written_while_a_restore_counts_are_kept(
 def test_a_query_does_not_see_a_later_restore(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]
 ) -> None:
-    """A restore that only removes files looks like a compaction that may drop any number of rows."""
+    """A query must not take the restore for a compaction, which may also remove files and rows."""
     monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
     table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6, **properties)
     context = table.context
@@ -154,7 +154,7 @@ def test_a_query_does_not_see_later_rows_that_a_merge_moved(instance: Instance) 
 
 
 def merged_whole(table: Table) -> str:
-    """Merges the two current leaves, each of which has only whole files."""
+    """Compacts the table, so that no leaves share a file; merges all leaves and returns the new id."""
     table.compact()
     leaves = [one.partition_id for one in table.partitions.leaves()]
     return table.partitions.merge(leaves).partition_id
@@ -185,7 +185,7 @@ def test_a_restore_across_a_merge_puts_files_into_the_current_partition(instance
 
 @pytest.mark.slow
 def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
-    """A file has rows of both leaves; the rows of one were compacted away before the moment."""
+    """A file has rows of two leaves. Before the moment, a compaction of one leaf replaced its half."""
     table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
     add(table, 0, 40)
     table.partitions.split("root", 20)

@@ -22,7 +22,10 @@ EXAMPLES, STEPS = 4, 25
 
 
 def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
-    """Returns a consumer's rows after it applied changes in order; checks that removed rows were there."""
+    """Returns the number of each row after the changes are applied, in order, to the rows of `copy`.
+
+    Checks that each removed row existed.
+    """
     found = Counter(copy)
     for change in changes.read_all().to_pylist():
         kind, row = change.pop("_change"), tuple(change.values())
@@ -32,7 +35,7 @@ def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
 
 
 class RestoresMachine(DeletesMachine):
-    """A state machine; `copy` has the rows of a consumer that applied each change."""
+    """A state machine of a table and a consumer. `copy` has the rows of the consumer."""
 
     @initialize()
     def begin_to_consume(self) -> None:

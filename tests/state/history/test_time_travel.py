@@ -55,7 +55,10 @@ def test_a_moment_has_the_same_rows_whatever_comes_later(instance: Instance, lay
 
 @pytest.mark.slow
 def test_the_age_of_rows_is_computed_as_of_the_moment(instance: Instance) -> None:
-    """A moment always has the same rows, however many expire later. Covers all kinds of reads, and parts."""
+    """A moment always has the same rows, however many expire later.
+
+    Covers queries, SQL, views of DuckDB and queries that are read in parts.
+    """
     table = made(instance, filter="age_off(v, 60000)")
     began = time.time_ns() // 1_000_000 - 60_000
     table.ingest(pa.table({"k": range(3_000), "v": [began + 10 * n for n in range(3_000)]}))

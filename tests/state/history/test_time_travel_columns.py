@@ -31,7 +31,7 @@ STATEMENTS = {
 
 @pytest.mark.slow
 def test_a_statement_may_name_tables_of_which_it_reads_nothing(instance: Instance) -> None:
-    """Tools find out the columns of a statement in this way."""
+    """Tools run such statements, for example with `limit 0`, to learn the columns of an answer."""
     for name in ("t", "u"):
         table = instance.create_table(name, SCHEMA)
         table.ingest({"k": [1, 2]})

@@ -29,8 +29,9 @@ HOUR = 3_600.0
 
 @pytest.fixture
 def table(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> TableContext:
-    """Returns a table with a history of splits and merges, and four cuts from 40 to 10 hours ago, with files
-    after each.
+    """Returns a table whose leaves were split and merged.
+
+    It has four cuts, dated 40, 30, 20 and 10 hours ago. Files were added after each cut.
     """
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 10)
     table = new_table()
@@ -60,7 +61,7 @@ def files_at(table: TableContext, cut: Cut) -> list[Any]:
 
 
 class Kept:
-    """The content of a table at a cut, which must stay whatever process dies."""
+    """The files, leaves and epochs of a table from a cut on, which must survive every kill."""
 
     def __init__(self, table: TableContext, cut: Cut) -> None:
         self._table, self._cut = table, cut
@@ -81,8 +82,9 @@ class Kept:
 def killed_until_done(
     table: TableContext, work: Callable[[TableContext], object], check: Callable[[], None]
 ) -> int:
-    """Repeats the work, and kills it one exchange later each time, until it is done. Returns how often it was
-    killed.
+    """Runs the work again and again, each time killed one exchange with the server later, until it ends.
+
+    Calls `check` after each kill. Returns the number of kills.
     """
     for exchange in range(1, EXCHANGES_MAX):
         if not dies_at(table, work, exchange):

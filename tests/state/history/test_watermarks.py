@@ -1,4 +1,4 @@
-"""Looks at changes only: they find everything that looks at the whole table would find."""
+"""Looks for work that read only what changed since the last look: they find as much as looks at all of it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class History:
         self.chance.choice([*steps, self.free, self.release, self.divide, self.push_down])()
 
     def add(self) -> None:
-        """Adds files, also to partitions that were split: the planner of an ingest may not know that."""
+        """Adds files to a random partition, even a divided one: an ingest may have an older tree."""
         tree = self.table.partitions.tree()
         partition = self.chance.choice(partitions_of(tree))
         files = [self.name() for _ in range(self.chance.randint(1, 5))]
@@ -206,7 +206,7 @@ def test_a_filename_that_is_added_again_counts_with_its_new_size(new_table: NewT
 
 
 def test_a_transaction_that_commits_after_a_look_is_found_by_the_next(new_table: NewTable) -> None:
-    """The transaction may be older than the last look, and its references newer."""
+    """The transaction adds files before and after the look, which cannot see them."""
     table = new_table(compaction_strategy="basic", compaction_batch_files=2)
     before = table.store.totals.bring_forward()
     with transaction(table) as conn:
@@ -221,7 +221,7 @@ def test_a_transaction_that_commits_after_a_look_is_found_by_the_next(new_table:
 
 
 def test_a_look_reads_only_what_has_changed(new_table: NewTable) -> None:
-    """Changes that bypass the marks are found by the daily look."""
+    """Only a look at the whole table, once a day, finds a change that leaves no mark."""
     table = new_table(split_points=[10], compaction_strategy="basic", compaction_batch_files=2)
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     table.store.add_files(ref(name, left) for name in "ab")
@@ -258,7 +258,7 @@ def test_a_full_leaf_that_is_settled_is_full_again_when_it_changes(new_table: Ne
 
 
 def test_a_mark_added_while_another_is_removed_stays(new_table: NewTable) -> None:
-    """A call that frees files marks their leaf, even while a look removes the marks that it sees."""
+    """A transaction that frees files marks their leaf while a look removes the leaf's earlier marks."""
     table = new_table(compaction_strategy="basic", compaction_batch_files=2)
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
     assert table.jobs.create() == 2

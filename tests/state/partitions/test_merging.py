@@ -53,7 +53,7 @@ def test_small_leaves_are_merged_level_by_level(new_table: NewTable, layout: str
 
 
 def test_files_shared_by_leaves_are_compacted_before_a_merge(new_table: NewTable) -> None:
-    """The references move once each leaf has files of its own; no row is lost or doubled."""
+    """Two leaves share a file. The round compacts both leaves, so that each has its own files, and merges."""
     table = new_table(merge_threshold_rows=1_000)
     load(table, range(100))
     table.partitions.split("root", 50)

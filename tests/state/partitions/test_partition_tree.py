@@ -106,7 +106,10 @@ class History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Draws a history: leaves are divided; leaves below a partition are merged, and perhaps divided again."""
+    """Draws a random history. Each epoch divides a leaf, or merges all leaves below a partition.
+
+    The merged leaf may be divided again in the same epoch.
+    """
     epochs = [{ROOT: Partition(ROOT, None, Region())}]
     rows = {ROOT: PartitionRow(ROOT, 0)}
     for epoch in range(1, draw(st.integers(1, 12))):
@@ -124,7 +127,10 @@ def histories(draw: st.DrawFn) -> History:
 def merged(
     now: dict[str, Partition], rows: dict[str, PartitionRow], at: Partition, new_id: str, epoch: int
 ) -> Partition:
-    """Returns the leaf that takes the place of a partition and of all below it."""
+    """Replaces a partition, and all partitions below it, by one new leaf; returns the leaf.
+
+    Changes `now` and `rows`.
+    """
     todo = [at.partition_id]
     while todo:
         gone = now.pop(todo.pop())
@@ -148,7 +154,10 @@ def divided(
     new_id: Callable[[], str],
     epoch: int,
 ) -> Partition:
-    """Returns one half of a leaf, or the leaf itself when it cannot be divided."""
+    """Divides a leaf at a random point; returns one half, or the leaf if it has no such point.
+
+    Changes `now` and `rows`.
+    """
     split = Split(draw(st.sampled_from("xy")), draw(st.integers(0, 5)))
     try:
         parent, left, right = split_partition(SCHEMA, at, split, new_id(), new_id())
@@ -165,7 +174,7 @@ def divided(
 
 
 def loaded(history: History, epoch: int) -> TreeArrays:
-    """Returns the tree of an epoch as the database returns it at once: without partitions merged before."""
+    """Returns the tree of an epoch, loaded from all rows that the database would return for that epoch."""
     rows = [row for row in history.rows if row.created_epoch <= epoch and (row.merged_epoch or 99) > epoch]
     arrays = TreeArrays(SCHEMA)
     middle = len(rows) // 2

@@ -38,7 +38,10 @@ SPLITS = [(name, point) for name, points in POINTS.items() for point in points]
 
 
 def check_covers(leaves: Iterable[Partition]) -> None:
-    """Checks that each key lies in one leaf: the lowest corner of each cell that the bounds make does."""
+    """Checks that each key lies in exactly one leaf.
+
+    The bounds of the leaves form a grid. It suffices to test the lowest key of each cell.
+    """
     leaves = list(leaves)
     edges = {
         field.name: {min_value(field.type)} | {each.region.range(field.name).min for each in leaves} - {None}
@@ -56,7 +59,10 @@ def nodes_of(tree: PartitionTree) -> dict[str, Partition]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.data())
 def test_every_epoch_equals_the_model(new_table: NewTable, data: st.DataObject) -> None:
-    """Readers with old arrays, readers with fresh ones, and walks agree with the model."""
+    """Compares the model with the trees of three stores: the writer's, one that is updated later, a new one.
+
+    Partial trees are compared too.
+    """
     table = new_table(*KEYS)
     store, watcher = table.partitions, PartitionStore(table.supplier, table.table)
     model = [nodes_of(watcher.tree())]
@@ -120,7 +126,7 @@ def replayed(table: TableContext) -> list[set[str]]:
 
 @pytest.fixture
 def halves(new_table: NewTable) -> TableContext:
-    """Makes leaves below 0-0 and 0-1, along one long key: …10…20…30…"""
+    """Returns a table with four leaves, divided at 10, 20 and 30; two are below each child of the root."""
     return new_table(split_points=[10, 20, 30])
 
 
@@ -129,7 +135,7 @@ def ids(table: TableContext) -> list[str]:
 
 
 def everything(table: TableContext) -> list[Any]:
-    """Returns all that a change of partitions could change."""
+    """Returns all rows of the database that a change of partitions could change."""
     queries = (
         "select * from partition where table_id = %s order by partition_id",
         "select * from epoch where table_id = %s order by epoch",
@@ -314,7 +320,7 @@ def test_one_of_concurrent_scales_succeeds_and_the_others_change_nothing(halves:
 def test_running_totals_are_stored_every_thousand_epochs(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table may have epochs from before there were running totals."""
+    """The table also has epochs that a Dormouse without running totals recorded."""
     table = new_table(split_points=[10])
     query(table.supplier, "update tables set epoch = 998 where table_id = %s", table.table.table_id)
     query(

@@ -102,7 +102,7 @@ def test_a_leaf_whose_keys_are_all_equal_is_left_alone(
 
 
 def test_a_heavy_key_gets_its_share_of_the_rows(table: TableContext) -> None:
-    """The child with the key of most rows is known to be full, instead of estimated as half."""
+    """One key has 140 of 150 rows. The children's references count 140 and 10 rows, and not half each."""
     add_file(table, "a", [7] * 140 + [8] * 10)
     split(table)
     left, right = (table.store.file_references_in([leaf.partition_id]) for leaf in table.partitions.leaves())
@@ -173,7 +173,10 @@ def test_a_file_that_cannot_be_read_holds_up_its_leaf_alone(
 
 
 def test_rows_of_other_partitions_do_not_fill_a_leaf(new_table: NewTable) -> None:
-    """Nearly all rows of the file lie elsewhere: the reference estimates half, the sketches know better."""
+    """The file has 5 rows in one leaf and 495 in another. Each reference estimates half of the rows.
+
+    The file's sketches show that only the second leaf has enough rows for a split.
+    """
     table = new_table(split_points=[1000], split_threshold_rows=100, split_min_rows=2)
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     add_file(table, "a", [*range(5), *range(1000, 1495)], leaves)
@@ -192,7 +195,7 @@ def test_the_median_is_computed_from_the_rows_inside_the_leaf(new_table: NewTabl
 
 
 def test_a_second_key_is_divided_by_the_rows_inside_alone(new_table: NewTable) -> None:
-    """The keys correlate, so the file's sketch of the second key does not show the rows of one leaf."""
+    """The two keys correlate: the file's sketch of the second key mixes the rows of both leaves."""
     table = new_table(
         Field("x", LONG), Field("y", LONG), split_points=[1], split_threshold_rows=50, split_min_rows=2
     )

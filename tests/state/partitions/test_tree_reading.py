@@ -58,7 +58,7 @@ def table(new_table: NewTable) -> TableContext:
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Yields a list of the statements that tree readers execute from now on: name, and number of rows."""
+    """Returns a list that gets (name, number of rows) of each statement that a tree reader executes."""
     seen: list[tuple[str, int]] = []
     execute = TreeReader._execute
 
