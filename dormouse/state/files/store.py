@@ -360,7 +360,7 @@ class FileReferenceStore:
         return [reference_from_row(row) for row in rows]
 
     def added_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
-        """Returns the number of references added after a snapshot, their rows, and True if these are exact."""
+        """Returns the number of references added after a snapshot, their rows, and True if rows are exact."""
         [(references, rows, exact)] = self.own.execute(conn, "come_since_snapshot", {"snapshot": snapshot})
         return references, rows, exact
 

@@ -271,7 +271,7 @@ class _Batch:
         return units if order is None else sorted(units, key=lambda unit: order(unit.items[0]))
 
     def _remember_refused(self, conn: psycopg.Connection[Any] | None) -> None:
-        """Stores the refused items of partly applied commits in the database; may run again with more items."""
+        """Stores the refused items of partly applied commits in the database; may be called repeatedly."""
         parts = {
             number: self._refused_part(number)
             for number in sorted(self._applied & self._ids.keys())
