@@ -97,7 +97,7 @@ def _leaf_rows(rows: Iterable[tuple[str, Any, Any]]) -> list[LeafRows]:
 
 
 class PartitionStore:
-    """The partitions of one table: its tree, its leaves, and the references from partitions above the leaves."""
+    """The partitions of one table: its tree, its leaves, and the references of partitions above leaves."""
 
     def __init__(self, supplier: Supplier, table: TableRecord, trees: TreeCache | None = None) -> None:
         self._supplier = supplier
@@ -195,7 +195,7 @@ class PartitionStore:
     def _brought_to(
         self, conn: psycopg.Connection[Any], arrays: TreeArrays | None, epoch: int, made_at: int | None
     ) -> TreeArrays:
-        """Returns the tree at `epoch` or later, either `arrays` with the changes since, or read completely."""
+        """Returns the tree at `epoch` or later: `arrays` with the changes since then, or a tree read anew."""
         if (
             arrays is None
             or epoch > arrays.epoch + CHANGES_MAX
@@ -311,7 +311,7 @@ class PartitionStore:
         return [partition_from_row(self._table.schema, row) for row in rows]
 
     def partitions_in(self, partition_ids: Iterable[str]) -> dict[str, Partition]:
-        """Returns partitions in their current state, by id, without reading the tree. Unknown ids are absent."""
+        """Returns partitions in their current state, by id, without the tree. Unknown ids are absent."""
         rows = self._rows("partitions_in", partition_ids=list(partition_ids))
         return {row[0]: partition_from_row(self._table.schema, row) for row in rows}
 
@@ -376,7 +376,7 @@ class PartitionStore:
         run_transaction(self._supplier, work, operation="delete marks of leaves")
 
     def note_one_key(self, partition_id: str, *, is_one_key: bool) -> None:
-        """Records if all rows of a full leaf have the same key, so that the leaf cannot be divided."""
+        """Records whether all rows of a full leaf have the same key. Such a leaf cannot be divided."""
         key = {"table_id": self._table.table_id, "partition_id": partition_id}
         work = rows_of(_QUERIES["note_one_key"], {**key, "is_one_key": is_one_key})
         run_transaction(self._supplier, work, operation="record a one-key leaf")

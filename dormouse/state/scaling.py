@@ -374,8 +374,7 @@ class _Scale:
         return rows[0][0], rows[0][1]
 
     def _answered(self, conn: psycopg.Connection[Any]) -> list[Partition] | None:
-        """Returns the leaves that this request made earlier, in their state of then; None if it was not applied
-        yet.
+        """Returns the leaves that this request made earlier, as they were then; None if it was not applied.
 
         Raises `InvalidRange` if another request with the same request id was applied.
         """

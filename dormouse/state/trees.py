@@ -154,8 +154,7 @@ class TreeCache:
             return entry.arrays
 
     def is_requested_again(self, table_id: int) -> bool:
-        """Returns True if an uncached tree is worth reading: it was requested before, and would fit into the
-        cache.
+        """Returns True if an uncached tree is worth reading: it was requested before, and would fit.
 
         Records the request.
         """
@@ -188,8 +187,7 @@ class TreeCache:
             self._remove(table_id)
 
     def loading(self, table_id: int) -> threading.Lock:
-        """Returns the lock that a thread holds while it reads a table's tree, so that no other thread reads it
-        too.
+        """Returns the lock that a thread holds while it reads a table's tree, so that only one thread reads it.
 
         Take a connection before the lock. Otherwise, a thread with the lock might wait for a connection of a
         thread that waits for the lock.
@@ -216,7 +214,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class TreeReader:
-    """A reader of one table's tree. Its methods need no transaction, as partitions of an epoch never change."""
+    """A reader of one table's tree.
+
+    Its methods need no transaction, as the partitions of an epoch never change.
+    """
 
     def __init__(self, table: TableRecord) -> None:
         self._table = table
@@ -320,7 +321,7 @@ class TreeReader:
             after = row[0]
 
     def _not_there(self, conn: psycopg.Connection[Any], epoch: int) -> Exception:
-        """Returns the error for an epoch that is not found, because it was forgotten or is still in the future.
+        """Returns the error for an epoch that is not found: it was forgotten, or does not exist yet.
 
         Raises `TableNotFound`.
         """
