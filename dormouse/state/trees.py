@@ -187,7 +187,7 @@ class TreeCache:
             self._remove(table_id)
 
     def loading(self, table_id: int) -> threading.Lock:
-        """Returns the lock that a thread holds while it reads a table's tree, so that only one thread reads it.
+        """Returns the lock that a thread holds while it reads a table's tree, so that only one reads it.
 
         Take a connection before the lock. Otherwise, a thread with the lock might wait for a connection of a
         thread that waits for the lock.
