@@ -242,11 +242,11 @@ def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOut
 def _batches(
     tables: Tables, envelopes: Sequence[Envelope]
 ) -> tuple[list[tuple[_TableBatch, Requests]], Outcomes]:
-    """Groups requests by table.
+    """Groups requests by table; returns two things.
 
-    Returns two things. The first is a batch for each table, with its requests by their position in
-    `envelopes`. The second is the outcomes of the refused requests: the table is missing, or a file name is
-    not allowed.
+    1. A batch for each table, with its requests by their position in `envelopes`.
+    2. The outcomes of the refused requests, by position. Their table is missing, or a file name is not
+       allowed.
     """
     outcomes: Outcomes = {}
     found = tables.named((e.table_id, e.request.table) for e in envelopes)

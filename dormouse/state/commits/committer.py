@@ -448,10 +448,10 @@ class _PutOff:
         self._applied = 0
 
     def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
-        """Returns a function that answers, after `messages` were tried, whether retrying them is useless.
+        """Returns a function to call after `messages` were tried; it returns True if retrying them is useless.
 
-        The function returns True on two conditions. The queue holds no messages except those that were put
-        off, and no request was applied since `taken` was called.
+        Retrying is useless on two conditions. The queue holds no messages except those that were put off, and
+        no request was applied since `taken` was called.
         """
         keys = set(map(_key, messages))
         with self._lock:

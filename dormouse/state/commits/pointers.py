@@ -87,7 +87,7 @@ FITTING_AT_FIRST = 10_000
 """The number of messages to receive at once, at first.
 
 If their bodies exceed `RECEIVED_BYTES_MAX`, the number falls to the count that fitted. Afterwards it doubles
-with each receipt.
+each time that messages are received.
 """
 
 logger = logging.getLogger(__name__)

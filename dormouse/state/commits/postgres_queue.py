@@ -286,8 +286,8 @@ class PostgresQueue:
 class _Sight:
     """The time from which a receiver searches its queue, so that it skips index entries of dead rows.
 
-    Usually that is a little before the last message received. Once a second the whole queue is searched. This
-    finds messages of long transactions, and messages from before the clock was set back.
+    Usually that is a little before the last message received. Once a second, the whole queue is searched.
+    This finds messages of long transactions, and messages that were sent after the clock was set back.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ SAY_AGAIN_SECONDS = 10.0
 UNLOOKED_SECONDS_MAX = 0.5
 """How long a sender may rely on the last look at the depth, in seconds."""
 UNLOOKED_SHARE = 10
-"""The part, one in ten, of the room below the high mark that senders may fill before they look again."""
+"""The divisor of the room below the high mark: senders may fill a tenth before they look again."""
 
 
 @dataclass(frozen=True, slots=True)

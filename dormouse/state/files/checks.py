@@ -1,6 +1,6 @@
-"""Checks that a table's references, files, counts, removal log and job claims agree.
+"""Comparisons of a table's references, files, counts, removal log and job claims, which must agree.
 
-They are made with set-based SQL.
+Each comparison is one set-based SQL statement.
 """
 
 from __future__ import annotations

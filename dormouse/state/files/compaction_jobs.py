@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = COMPACTION_SECONDS
 RELEASE_BATCH_JOBS = 10_000
 OLD_SECONDS = 7 * 24 * 3600.0
-"""The age of an old deletion, in seconds. Files with rows of an old pending deletion are merged."""
+"""The age, in seconds, from which a deletion counts as old.
+
+Files with rows of an old pending deletion are merged.
+"""
 
 KEYED_SIZE_RATIO_MAX = 0.25
 """The largest `size_ratio` of a keyed table.
@@ -259,7 +262,7 @@ class CompactionJobs:
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
 
     def fail(self, job: CompactionJob, error: str) -> Fate:
-        """Returns a failed job to the waiting ones, or gives it up after its last attempt.
+        """Makes a failed job available again, or gives it up after its last attempt.
 
         Returns "retry" or "given_up". Giving up counts the job and releases its files. Returns "superseded",
         and changes nothing, when another process has taken or ended the job.
@@ -280,7 +283,7 @@ class CompactionJobs:
         return run_transaction(self._supplier, work, operation="release job")
 
     def put_back(self, jobs: Iterable[CompactionJob]) -> None:
-        """Returns jobs that were taken and not finished to the waiting ones; does not count this attempt."""
+        """Makes jobs that were taken and not finished available again; does not count this attempt."""
         listed = [self._attempt(job) for job in jobs]
 
         def work(conn: psycopg.Connection[Any]) -> None:

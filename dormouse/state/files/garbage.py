@@ -184,8 +184,8 @@ class GarbageCollector:
     def retire_deletions(self) -> int:
         """Retires deletions that no file needs, and deletes retired ones that the history does not need.
 
-        A file needs a deletion that was recorded after the file was added and may match its rows. Checks at
-        most `RETIRED_MAX` deletions. Returns the number of deletions that were retired.
+        A file needs each deletion that was recorded after the file was added and may match its rows. Checks
+        at most `RETIRED_MAX` deletions. Returns the number of deletions that were retired.
         """
         own = self._store.own
         key, rows = {"table_id": own.table.table_id}, partial(own.rows, operation="retire deletions")

@@ -26,8 +26,8 @@ _QUERIES = load(__package__ or "", "removal_log")
 def roll(supplier: Supplier) -> None:
     """Makes the partitions of the coming days, and drops those that are not needed.
 
-    A day that is in use is left for the next call. Does nothing for a role that does not own the log. There,
-    a process with the owner's role calls it, for example the maintenance of a deployment.
+    A day that is in use is left for the next call. Does nothing for a role that does not own the log. Then a
+    process with the owner's role must call it, such as the maintenance of a deployment.
     """
     if not DAYS.may_roll(supplier):
         return

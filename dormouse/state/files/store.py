@@ -85,9 +85,9 @@ class FileFacts:
 
 
 class KeyBounds(NamedTuple):
-    """The smallest and largest encoded value of each row key among some rows. None means no bound.
+    """The smallest and largest value of each row key among some rows, each encoded as bytes.
 
-    Empty bounds mean all rows.
+    None means no bound. Empty bounds mean all rows.
     """
 
     min_keys: Sequence[bytes | None] = ()
@@ -130,7 +130,7 @@ class FileDeletions(NamedTuple):
 
 
 class FilesDeletions(NamedTuple):
-    """Deletions of a table, and facts about some files for them.
+    """Some deletions of a table, and facts about some files.
 
     `till` is the number of the table's last deletion. `files` are in the order of the request.
     """
@@ -486,11 +486,11 @@ class FileReferenceStore:
     def has_same_rows(
         self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str
     ) -> tuple[bool, DeletionRows]:
-        """Returns True if partitions still have the rows of a snapshot, and the deletions since then.
+        """Returns True if partitions still have the rows of a snapshot, and a list of deletions.
 
-        Only deletions that may affect rows within the bounds are returned. Compactions and splits do not
-        change rows. Returns False if the answer is not known, for example because the removal log begins
-        after the snapshot.
+        The list has the deletions since the snapshot that may affect rows within the bounds. Compactions and
+        splits do not change rows. Returns False if the answer is not known, for example because the removal
+        log begins after the snapshot.
         """
         properties = self.table.properties
         is_transformed = properties.filter or properties.aggregate or is_keyed(properties)

@@ -103,7 +103,7 @@ class Differences:
 
 
 def not_counted(since: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Yields a difference for each total in `now` that is not in `since`.
+    """Yields a difference for each total in `now` that differs from the same total in `since`.
 
     `since` are the totals expected from the last count and the changes since then.
     """

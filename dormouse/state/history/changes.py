@@ -70,9 +70,9 @@ def span(context: TableContext, after: When | None, till: When | None) -> tuple[
 
 
 def ends_between(context: TableContext, after: When | None, till: When | None) -> Ends:
-    """Returns two moments, with the same defaults as in `span`, without looking them up.
+    """Returns two moments that are not looked up yet, with the same defaults as in `span`.
 
-    The statement that reads the changes between them looks them up.
+    The statement that reads the changes between the moments looks them up.
     """
     return Ends(
         context,
