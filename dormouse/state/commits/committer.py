@@ -448,7 +448,7 @@ class _PutOff:
         self._applied = 0
 
     def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
-        """Returns a function to call after `messages` were tried; it returns True if retrying them is useless.
+        """Returns a function to call after `messages` were tried: it returns True if retrying is useless.
 
         Retrying is useless on two conditions. The queue holds no messages except those that were put off, and
         no request was applied since `taken` was called.

@@ -267,7 +267,7 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
 
 
 def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) -> list[CommitOutcome]:
-    """Makes outcomes durable, in one statement; returns the final outcomes in the order of `outcomes`.
+    """Makes outcomes durable, in one statement; returns the resulting outcomes, in the order given.
 
     Commits are applied by sessions that do not wait for the disk. A crash of the server, or a failover to a
     standby, may undo them before this statement runs.

@@ -1,6 +1,6 @@
 """Comparisons of a table's references, files, counts, removal log and job claims, which must agree.
 
-Each comparison is one set-based SQL statement.
+They are made with set-based SQL.
 """
 
 from __future__ import annotations
