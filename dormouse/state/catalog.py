@@ -36,10 +36,10 @@ from dormouse.state.partitions import PartitionStore
 
 
 def convert(conn: psycopg.Connection[Any], table: TableRecord, target_name: str) -> None:
-    """Converts a table to another layout, inside the caller's transaction, which has locked the table's row.
+    """Converts a table to another layout, in the transaction of the caller, which has locked the table's row.
 
     Waits for the transactions that use the table. Files keep the times at which they were added and at which
-    they lost their last reference. Raises UndefinedTable when the table does not have the record's layout.
+    they lost their last reference. Raises UndefinedTable if the table no longer has the layout in `table`.
     """
     source, target, table_id = layout(table.layout), layout(target_name), table.table_id
     values = {"table_id": table_id, "salt_buckets": table.properties.salt_buckets}
@@ -106,9 +106,9 @@ class Catalog:
         return table_of(rows[0])
 
     def shown(self, name: str) -> tuple[TableRecord, bool]:
-        """Returns the table of a name, and True if the name is that of a row table's versions.
+        """Returns the table that a name shows, and True if the name shows all versions of a row table's rows.
 
-        The name of the versions is the row table's name with a suffix. Raises `TableNotFound`.
+        Such a name is the name of the row table with a suffix. Raises `TableNotFound`.
         """
         row_table = named_versions(name)
         if row_table is None:
@@ -178,9 +178,9 @@ class Catalog:
     def convert_layout(self, table: TableRecord, layout: str) -> TableRecord:
         """Converts a table to another layout; does nothing when it already has that layout.
 
-        Waits until no other transaction uses the table, without blocking any meanwhile. Other processes
-        notice the conversion and follow it. Raises `InvalidInput` for an unknown layout, `TableNotFound` when
-        the table was dropped, and `TableBusy` when the wait takes too long.
+        Waits until no other transaction uses the table. Other transactions can use it during the wait. Other
+        processes notice the conversion and use the new layout. Raises `InvalidInput` for an unknown layout,
+        `TableNotFound` when the table was dropped, and `TableBusy` when the wait takes too long.
         """
         target = known_layout(layout).name
 
@@ -194,17 +194,17 @@ class Catalog:
         return run_alone(self._supplier, work, operation="convert layout")
 
     def drop(self, name: str) -> TableRecord:
-        """Drops a table; its objects are left to `WriteAttempts.collect_abandoned`.
+        """Drops a table, and leaves its objects to `WriteAttempts.collect_abandoned`.
 
-        Waits until no other transaction uses the table, without blocking any meanwhile. Raises
+        Waits until no other transaction uses the table. Other transactions can use it during the wait. Raises
         `TableNotFound`, and `TableBusy` when the wait takes too long.
         """
         return self._drop(self.get(name))
 
     def drop_unused(self, record: TableRecord) -> TableRecord:
-        """Drops a table that never had rows, even if it was renamed; otherwise raises `TableBusy`.
+        """Drops a table that never had rows, even if it was renamed; raises `TableBusy` if it had rows.
 
-        Waits as `drop` does.
+        Like `drop`, it waits until no other transaction uses the table.
         """
         return self._drop(record, only_unused=True)
 
@@ -241,7 +241,7 @@ class Catalog:
 
 
 def _check_alone(conn: psycopg.Connection[Any], name: str) -> None:
-    """Raises `TableAlreadyExists` when another table's name differs in case only: SQL ignores case."""
+    """Raises `TableAlreadyExists` when another table's name differs only in case, which SQL ignores."""
     row = conn.execute(_QUERIES["alike"].on(), {"name": name}).fetchone()
     if row is not None:
         raise TableAlreadyExists(

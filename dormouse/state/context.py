@@ -1,4 +1,4 @@
-"""The services of one table, wired together, and the address by which another process opens them."""
+"""The services of one table in one object, and the address by which another process opens them."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ CUTS_REMEMBERED_MAX = 64
 
 
 class JobCommits(Protocol):
-    """A commit queue for jobs that wait until their commit is visible."""
+    """A way for jobs to commit through the queue, and to wait until their commit is visible."""
 
     def commit(self, request: Any, attempt: WriteAttempt) -> bool:
-        """Sends a commit request that names the attempt, and waits until it is applied.
+        """Sends a commit request that contains the attempt's id, and waits until it is applied.
 
         Returns True when it was applied, which ends the attempt. Returns False when another commit with the
         same id was applied before. Raises:
@@ -80,7 +80,7 @@ class TableContext:
     - `commits` is set where a committer is known to run.
     - `trees` may be shared with other tables.
     - `reports` is set where ingests are reported.
-    - `numbering` is set while a load gives its rows running numbers.
+    - `numbering` is set while a load numbers the rows of the table.
     """
 
     dsn: str = field(repr=False)
@@ -106,21 +106,24 @@ class TableContext:
         return stored_schema(self.table.schema, self.properties)
 
     def schema_id(self, schema: Schema) -> str:
-        """Returns an id for columns that the table has or had; each version of them has another id."""
+        """Returns an id of one version of the table's columns, present or past."""
         return f"{self.table.uuid}.{schema.version}"
 
     @property
     def shown(self) -> TableContext:
-        """The services for queries that name the table: they read the current rows of a row table."""
+        """The services for queries that name the table. For a row table, they read its current rows."""
         return replace(self, current_rows=True) if is_edited(self.properties) else self
 
     @property
     def every_version(self) -> TableContext:
-        """The services that read all rows of the files."""
+        """The services that read all rows of the files, and so every version of a row table's rows."""
         return replace(self, current_rows=False)
 
     def verifying(self, verify: bool) -> TableContext:
-        """Returns the services for a reader that compares digests if `verify`, or if the property is set."""
+        """Returns the services for a reader that compares digests of files.
+
+        It compares them if `verify` is True or the property `verify_reads` is on.
+        """
         return replace(self, verify=True) if verify else self
 
     @property
@@ -134,7 +137,7 @@ class TableContext:
 
     @property
     def async_commits(self) -> JobCommits | None:
-        """The queue through which jobs commit, or None if each commits in a transaction of its own."""
+        """The queue through which jobs commit, or None if each job commits in a transaction of its own."""
         return self.commits if self.properties.commit == "async" else None
 
     @property
@@ -146,13 +149,13 @@ class TableContext:
         return Shapes(self.supplier, self.table)
 
     def as_of(self, position: Position) -> TableContext:
-        """Returns the services of the table with the columns that it had at a position."""
+        """Returns the services of the table with the columns that it had at `position` in its history."""
         return self._having(self.shapes.at(position.snapshot).table)
 
     def at_cut(self, cut: Cut, find: Callable[[], Position]) -> tuple[TableContext, Position]:
-        """Returns the services as `as_of` does, and the cut's position, which `find` looks up.
+        """Returns the services of the table with the columns that it had at a cut, and the cut's position.
 
-        Both are cached. The planner checks that they are still valid.
+        `find` looks up the position. Both results are cached. The planner checks that they are still valid.
         """
         known: dict[Cut, tuple[TableContext, Position]] = self.__dict__.setdefault("_cuts", {})
         if cut not in known:
@@ -173,7 +176,7 @@ class TableContext:
         return self if same else replace(self, table=then)
 
     def followed(self) -> TableContext:
-        """Returns the services of the table with its current name, columns and properties.
+        """Returns services with the table's current name, columns and properties.
 
         Returns `self` when nothing has changed or the table was dropped.
         """
@@ -186,7 +189,10 @@ class TableContext:
 
     @property
     def newest_known(self) -> TableContext:
-        """The services for the newest version of the table that this process has seen."""
+        """The services for the newest version of the table that this process has seen.
+
+        A version has its own name, columns and properties.
+        """
         newest = self
         while (newer := newest.__dict__.get("_newer")) is not None:
             newest = newer
@@ -196,9 +202,9 @@ class TableContext:
     def writing(
         self, *, loads: bool = False, leftovers: bool = False
     ) -> Iterator[tuple[TableContext, WriteAttempt]]:
-        """Yields a write attempt, and the services with the version of the columns that it writes.
+        """Yields the services with the columns that a writer uses, and its write attempt.
 
-        `loads` and `leftovers` are those of `WriteAttempts.attempt`.
+        `loads` and `leftovers` are passed to `WriteAttempts.attempt`.
         """
         with self.attempts.attempt(self.table, loads=loads, leftovers=leftovers) as attempt:
             yield self.writing_for(attempt)
@@ -206,7 +212,8 @@ class TableContext:
     def writing_for(self, attempt: WriteAttempt) -> tuple[TableContext, WriteAttempt]:
         """Returns the services with the columns that a new attempt writes, and the attempt.
 
-        The columns may have changed since these services were made; then the attempt gets their version.
+        If the columns have changed since these services were made, both returned objects have the current
+        columns.
         """
         if attempt.schema_version == self.schema.version:
             return self, attempt

@@ -1,4 +1,4 @@
-"""The partition store: the partition tree of one table. Every change of its leaves begins an epoch."""
+"""The partition store: the partition tree of one table. Every change of its leaves begins a new epoch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,20 @@ from dormouse.state.trees import CHANGES_MAX, TreeCache, TreeReader, partition_f
 PAGE_ROWS = 10_000
 ONE_KEY_LEAVES_MAX = 1_000
 REST_SECONDS = 900.0
-"""Seconds before maintenance merges leaves that were just made: they may be about to be filled."""
+"""The age of new leaves, in seconds, from which maintenance may merge them.
+
+Younger ones may be about to get rows.
+"""
 WALK_NODES_MAX = 2_000
 _QUERIES = load(__package__ or "", "partitions")
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRows:
-    """The rows of a leaf, summed over its references: all of them, and those that were counted exactly."""
+    """The number of rows of a leaf, summed over its references.
+
+    `exact_row_count` is the part of it that was counted exactly; the rest is estimated.
+    """
 
     partition_id: str
     row_count: int
@@ -48,7 +54,7 @@ class LeafRows:
 
 @dataclass(frozen=True, slots=True)
 class FullLeaf:
-    """A leaf that is marked as full; `row_count` is the sum over its references."""
+    """A leaf that is marked as full. `row_count` is the sum over its references."""
 
     partition_id: str
     row_count: int
@@ -57,7 +63,7 @@ class FullLeaf:
 
 @dataclass(frozen=True, slots=True)
 class SmallPair:
-    """Two leaves, the halves of one partition, that have few rows together.
+    """Two leaves that are the halves of one partition and have few rows together.
 
     `row_count` is the sum over the references of all three. `rested_seconds` is the time for which both
     halves have been leaves.
@@ -72,7 +78,7 @@ class SmallPair:
 
 
 def rows_to_split(properties: TableProperties) -> int:
-    """Returns the number of rows from which a leaf is split."""
+    """Returns the number of rows at which a leaf is split."""
     return max(properties.split_threshold_rows, properties.split_min_rows)
 
 
@@ -91,7 +97,7 @@ def _leaf_rows(rows: Iterable[tuple[str, Any, Any]]) -> list[LeafRows]:
 
 
 class PartitionStore:
-    """The partitions of one table: its tree, its leaves, and the references above them."""
+    """The partitions of one table: its tree, its leaves, and the references of partitions above leaves."""
 
     def __init__(self, supplier: Supplier, table: TableRecord, trees: TreeCache | None = None) -> None:
         self._supplier = supplier
@@ -109,21 +115,24 @@ class PartitionStore:
         self._scaling.create(conn, partitions)
 
     def tree(self) -> PartitionTree:
-        """Returns the tree at the current epoch; if one is cached, reads only what has changed since."""
+        """Returns the tree at the current epoch. If a tree is cached, reads only the changes since then."""
         return self._reading(self.tree_in)
 
     def tree_in(self, conn: psycopg.Connection[Any]) -> PartitionTree:
-        """Returns the tree at the epoch that the next statement on a connection sees."""
+        """Returns the tree at the epoch that the next statement on the connection sees."""
         epoch, made_at = self._reader.epoch(conn)
         return self.at(epoch, conn, made_at=made_at)
 
     def cached(self) -> PartitionTree | None:
-        """Returns the tree at the newest epoch in the cache, without a query; None if none is cached."""
+        """Returns the newest tree in the cache, without a query; None if none is cached."""
         arrays = self._trees.get(self._table.table_id)
         return None if arrays is None else PartitionTree(arrays, arrays.epoch, self._schema)
 
     def is_requested_again(self) -> bool:
-        """Returns whether an uncached tree was requested before and would fit into the cache."""
+        """Returns True if the tree is worth caching: it was requested before, and would fit into the cache.
+
+        Records the request.
+        """
         return self._trees.is_requested_again(self._table.table_id)
 
     def at(
@@ -131,12 +140,13 @@ class PartitionStore:
     ) -> PartitionTree:
         """Returns the tree at an epoch.
 
-        If a tree is cached, reads only what has changed since; otherwise reads all of it. A tree from before
-        the last merge is read and cached on its own. When several threads need a tree, one of them reads it.
+        If a tree is cached, reads only the changes since then; otherwise reads all of it. A tree from before
+        the last merge is read and cached separately. When several threads need a tree, one of them reads it.
 
         `conn`, if given, must see the epoch. `made_at` is the database's time of the epoch, in microseconds
-        since 1970: a cached tree that disagrees with it is read again. Raises `TableNotFound`,
-        `EpochNotFound` when the epoch was forgotten, and ValueError when the table is not yet at the epoch.
+        since 1970. A cached tree with another time for the epoch is read again. Raises `TableNotFound`,
+        `EpochNotFound` when the epoch was forgotten, and ValueError when the table has not reached the epoch
+        yet.
         """
         table_id = self._table.table_id
         for key in (table_id, (table_id, epoch)):
@@ -155,7 +165,7 @@ class PartitionStore:
         *,
         epoch: int | None = None,
     ) -> PartitionTree | None:
-        """Returns the part of the tree that overlaps `ranges`, given by the names of row keys.
+        """Returns the part of the tree that overlaps `ranges`, which has ranges by the names of row keys.
 
         Runs one statement, which looks up each partition by its key. `epoch` defaults to the current epoch.
         Returns None when more than `nodes_max` partitions overlap.
@@ -185,7 +195,7 @@ class PartitionStore:
     def _brought_to(
         self, conn: psycopg.Connection[Any], arrays: TreeArrays | None, epoch: int, made_at: int | None
     ) -> TreeArrays:
-        """Returns arrays of the tree that reach at least to `epoch`, updated or read anew."""
+        """Returns the tree at `epoch` or later: `arrays` with the changes since then, or a tree read anew."""
         if (
             arrays is None
             or epoch > arrays.epoch + CHANGES_MAX
@@ -208,7 +218,10 @@ class PartitionStore:
             raise
 
     def partition(self, partition_id: str) -> Partition:
-        """Returns one partition, looked up by its id without the tree; raises `PartitionNotFound`."""
+        """Returns one partition, which is looked up by its id, without the tree.
+
+        Raises `PartitionNotFound`.
+        """
         partitions = self.partitions_in([partition_id] if is_text(partition_id) else [])
         if partition_id not in partitions:
             message = f"table {self._table.name!r} has no partition {partition_id!r}"
@@ -219,7 +232,7 @@ class PartitionStore:
         return self.tree().root
 
     def leaves(self) -> tuple[Partition, ...]:
-        """Returns the leaves in the order of the tree, left before right."""
+        """Returns the leaves in the order of the tree, from left to right."""
         return self.tree().leaves
 
     def split(
@@ -230,8 +243,9 @@ class PartitionStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> tuple[Partition, Partition]:
-        """Divides a leaf: keys whose `field` (default: the first row key) is below `point` go left.
+        """Divides a leaf into two, and returns these.
 
+        Keys whose `field` is below `point` belong to the left one. `field` defaults to the first row key.
         With `conn`, the split is part of the caller's transaction. Raises:
 
         - `PartitionNotFound`;
@@ -244,9 +258,10 @@ class PartitionStore:
         return left, right
 
     def merge(self, partition_ids: Iterable[str]) -> Partition:
-        """Merges leaves into one, and returns the new leaf; they must be all leaves below one partition.
+        """Merges leaves into one, and returns the new leaf. They must be all leaves below one partition.
 
-        The new leaf takes that partition's place, and the references move to it. Raises as `scale` does.
+        The new leaf takes that partition's place, and the references move to it. Raises the errors of
+        `scale`.
         """
         [leaf] = self.scale(partition_ids, [])
         return leaf
@@ -259,9 +274,10 @@ class PartitionStore:
     ) -> list[Partition]:
         """Divides a leaf, or merges leaves and divides the result, as one epoch; returns the new leaves.
 
-        `sealed_ids` are one leaf, or all leaves below one partition. `splits` are (field, point) pairs,
-        applied in order: each divides every new leaf that has the point strictly inside. A repeated request
-        with the same `request_id` returns the same answer. After an error nothing has changed. Raises:
+        `sealed_ids` are one leaf, or all leaves below one partition. `splits` are (field, point) pairs, which
+        are applied in order. Each divides every new leaf that has the point strictly inside. Repeating a
+        request with the same `request_id` returns the same answer. After an error, nothing has changed.
+        Raises:
 
         - `PartitionNotFound`;
         - `PartitionNotActive` when a partition was already divided or merged;
@@ -269,7 +285,7 @@ class PartitionStore:
         - `InvalidRange` when `sealed_ids` are not all leaves below one partition, when a split divides
           nothing, or when another request had the same `request_id`;
         - for merges: `FileReferenceAssignedToJob` when a job holds their files, `NotWhole` when a file also
-          holds rows of other partitions, and `TableBusy`.
+          has rows of other partitions, and `TableBusy`.
         """
         return self._scaling.scale(sealed_ids, splits, request_id)
 
@@ -277,11 +293,11 @@ class PartitionStore:
     # among what has changed, and marks it until maintenance has dealt with it.
 
     def leaf_rows(self) -> list[LeafRows]:
-        """Returns the rows of all leaves that have files; reads all references."""
+        """Returns the numbers of rows of all leaves that have files; reads all references."""
         return _leaf_rows(self._rows("row_counts", scans=True))
 
     def leaf_rows_in(self, partition_ids: Iterable[str]) -> list[LeafRows]:
-        """Returns the rows of some partitions, without those that have no files."""
+        """Returns the numbers of rows of those of the partitions that have files."""
         return _leaf_rows(self._rows("row_counts_in", partition_ids=list(partition_ids)))
 
     def page(self, after: str, limit: int, *, leaves: bool = False) -> list[Partition]:
@@ -295,20 +311,20 @@ class PartitionStore:
         return [partition_from_row(self._table.schema, row) for row in rows]
 
     def partitions_in(self, partition_ids: Iterable[str]) -> dict[str, Partition]:
-        """Returns partitions by id, as they are now, without reading the tree; unknown ids are absent."""
+        """Returns partitions in their current state, by id, without the tree. Unknown ids are absent."""
         rows = self._rows("partitions_in", partition_ids=list(partition_ids))
         return {row[0]: partition_from_row(self._table.schema, row) for row in rows}
 
     def look_for_full_leaves(self) -> int:
-        """Marks the leaves with enough rows to be split, and returns how many.
+        """Marks the leaves with enough rows to be split; returns the number of marked leaves.
 
-        Looks at leaves that have changed since the last look or are marked; once a day at all leaves.
+        Reads the leaves that have changed since the last look or are marked, and once a day all leaves.
         """
         values = {"row_count_min": rows_to_split(self._table.properties)}
         return int(self._own.look("splits", values, lambda: _QUERIES["look_for_full_leaves"]))
 
     def full_leaves(self) -> Iterator[FullLeaf]:
-        """Yields the leaves that are marked as full, sorted by id, a page at a time."""
+        """Yields the leaves that are marked as full, sorted by id; reads one page at a time."""
         after = ""
         while page := self._rows("full_leaves", after=after, limit=PAGE_ROWS):
             for partition_id, marks, row_count in page:
@@ -317,19 +333,20 @@ class PartitionStore:
             after = page[-1][0]
 
     def look_for_small_pairs(self) -> int:
-        """Marks the partitions whose halves are leaves with few enough rows to be merged; returns how many.
+        """Marks the partitions whose halves are leaves with few enough rows to be merged.
 
-        Looks at what `look_for_full_leaves` looks at, and at the partitions above.
+        Returns the number of marked partitions. Reads the same leaves as `look_for_full_leaves`, and the
+        partitions above them.
         """
         values = {"row_count_max": rows_to_merge(self._table.properties) or 0}
         return int(self._own.look("merges", values, lambda: self._of_pairs("look_for_small_pairs")))
 
     def small_pairs(self) -> Iterator[SmallPair]:
-        """Returns an iterator over the pairs of leaves marked to be merged, by the partition above."""
+        """Yields the pairs of leaves that are marked to be merged, sorted by the partition above them."""
         return self._pairs("small_pairs")
 
     def all_small_pairs(self) -> Iterator[SmallPair]:
-        """Returns an iterator over all pairs of leaves to merge, marked or not; reads all references."""
+        """Yields all pairs of leaves that should be merged, with or without a mark; reads all references."""
         return self._pairs("all_small_pairs")
 
     def _pairs(self, name: str) -> Iterator[SmallPair]:
@@ -351,34 +368,38 @@ class PartitionStore:
         )
 
     def settle(self, marks: Iterable[int]) -> None:
-        """Deletes marks of work that is done: the next look finds it only if it changed, or after a day."""
+        """Deletes marks of work that is done.
+
+        The next look then finds a partition only if the partition has changed, or after a day.
+        """
         work = rows_of(_QUERIES["settle"], {"marks": list(marks)})
         run_transaction(self._supplier, work, operation="delete marks of leaves")
 
     def note_one_key(self, partition_id: str, *, is_one_key: bool) -> None:
-        """Records whether all rows of a full leaf have the same key, so that it cannot be divided."""
+        """Records whether all rows of a full leaf have the same key. Such a leaf cannot be divided."""
         key = {"table_id": self._table.table_id, "partition_id": partition_id}
         work = rows_of(_QUERIES["note_one_key"], {**key, "is_one_key": is_one_key})
         run_transaction(self._supplier, work, operation="record a one-key leaf")
 
     def one_key_leaves(self) -> tuple[str, ...]:
-        """Returns the ids of full leaves in which all rows have the same key, at most `ONE_KEY_LEAVES_MAX`.
+        """Returns the ids of at most `ONE_KEY_LEAVES_MAX` full leaves in which all rows have the same key.
 
-        If rows of other keys were added since, the leaf stays listed until the next round of splits.
+        If rows with other keys were added since, a leaf remains in the result until the next round of splits.
         """
         row_count_min = rows_to_split(self._table.properties)
         found = self._rows("one_key_leaves", row_count_min=row_count_min, limit=ONE_KEY_LEAVES_MAX)
         return tuple(partition_id for (partition_id,) in found)
 
     def count_above_leaves(self) -> int:
-        """Returns how many references `references_above_leaves` would yield now."""
+        """Returns the number of requests that `references_above_leaves` would yield now."""
         self._look_above()
         return int(self._rows("count_above")[0][0])
 
     def references_above_leaves(self) -> Iterator[SplitFileReferenceRequest]:
         """Yields requests that push the unassigned references of divided partitions down by one level.
 
-        They come by partition, a page at a time. References that are added while this runs are left out.
+        They are sorted by partition, and read one page at a time. References that are added meanwhile are
+        left out.
         """
         till = self._look_above()
         after: tuple[str, UUID] = ("", UUID(int=0))

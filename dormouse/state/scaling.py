@@ -1,7 +1,8 @@
 """Splits and merges of leaves. Each change of a table's leaves is an epoch, written in one transaction.
 
-A merge takes all leaves below one partition. The new leaf takes that partition's place, and everything below
-it leaves the tree (docs/decisions/0036). The same epoch may divide the new leaf again.
+A merge replaces all leaves below one partition by a new leaf, which takes the place of that partition.
+Everything below the partition leaves the tree (docs/decisions/0036). The same epoch may divide the new leaf
+again.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from dormouse.state.trees import partition_from_row, partition_values
 class Division:
     """A partition that is divided repeatedly.
 
-    `leaves` has the leaves so far, left before right; `inner` the partitions that were divided; `uppers` the
-    ids of those that are right halves.
+    `leaves` are the current leaves, from left to right. `inner` are the partitions that were divided.
+    `uppers` has the ids of the partitions that are right halves.
     """
 
     leaves: list[Partition]
@@ -51,7 +52,7 @@ class Division:
     uppers: set[str] = field(default_factory=set)
 
     def divide(self, schema: Schema, split: Split, new_id: Callable[[], str]) -> None:
-        """Divides each leaf that has the point strictly inside; raises `InvalidRange` when there is none."""
+        """Divides each leaf that has the point strictly inside; raises `InvalidRange` if no leaf has."""
         leaves, refusal = list[Partition](), None
         for leaf in self.leaves:
             try:
@@ -79,7 +80,10 @@ def _divided(
 
 
 def checked_ids(partition_ids: Any) -> list[str]:
-    """Returns the ids of a request; raises `InvalidRange` if they are no list, none, or repeat one."""
+    """Returns the partition ids of a request as a list.
+
+    Raises `InvalidRange` if they are no list of texts, are empty, or contain an id twice.
+    """
     if isinstance(partition_ids, str | bytes) or not isinstance(partition_ids, Iterable):
         raise InvalidRange(f"partitions must be a list of ids, not {partition_ids!r}")
     ids = list(partition_ids)
@@ -107,9 +111,9 @@ def checked_splits(splits: Any) -> list[Split]:
 
 
 def counts(sealed: Sequence[Partition], created: Sequence[Partition]) -> tuple[int, int]:
-    """Returns the numbers of splits and of merges.
+    """Returns two numbers: of splits and of merges.
 
-    A sealed partition that overlaps several created ones was split; a created one that overlaps several
+    A sealed partition that overlaps several created ones was split. A created one that overlaps several
     sealed ones was merged.
     """
     if len(sealed) == 1 or len(created) == 1:
@@ -128,7 +132,10 @@ _QUERIES = load(__package__ or "", "scaling")
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A partition as it is now. `is_upper` is None for a root; `sealed_epoch` is None for a leaf."""
+    """A partition in its current state.
+
+    `is_upper` is True for a right half and None for a root. `sealed_epoch` is None for a leaf.
+    """
 
     partition: Partition
     is_upper: bool | None
@@ -137,7 +144,10 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The partition that merged leaves take the place of, and the divided partitions between."""
+    """The partition `top` whose place a merged leaf takes.
+
+    `inner` are the ids of the divided partitions between it and the leaves.
+    """
 
     top: _Stored
     inner: tuple[str, ...]
@@ -163,9 +173,9 @@ class Scaling:
         request_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> list[Partition]:
-        """Splits or merges as `PartitionStore.scale` does.
+        """Splits or merges leaves, as `PartitionStore.scale` describes.
 
-        With `conn`, one leaf is split in the caller's transaction.
+        With `conn`, splits one leaf in the caller's transaction.
         """
         scale = _Scale(self, checked_ids(sealed_ids), checked_splits(splits), request_id)
         if conn is not None:
@@ -181,7 +191,8 @@ class Scaling:
     def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
         """Locks out the table's writers until the transaction ends.
 
-        It must be the first statement of a transaction of `run_alone`, which must not have a snapshot yet.
+        It must be the first statement of a transaction of `run_alone`, because the transaction must not have
+        a snapshot before.
         """
         self._own.rows_in(conn, "keep_writers_out")
 
@@ -193,7 +204,7 @@ class Scaling:
         uppers: set[str],
         top: _Stored | None,
     ) -> None:
-        """Adds the partitions of an epoch. The first one takes the place of `top`, if given."""
+        """Adds the partitions of an epoch. If `top` is given, the first one takes the place of `top`."""
         table, rows = self._own.table, []
         for each in partitions:
             is_upper = None if each.parent_id is None else each.partition_id in uppers
@@ -242,7 +253,7 @@ class Scaling:
 
 
 class _Scale:
-    """One request to split or merge, whose transaction may run several times."""
+    """One request to split or merge. Its transaction may run several times."""
 
     def __init__(
         self, scaling: Scaling, sealed_ids: list[str], splits: list[Split], request_id: str | None
@@ -333,7 +344,7 @@ class _Scale:
         self._own.rows_in(conn, "move", {**moved, "place": start.partition_id})
 
     def _sizes(self, conn: psycopg.Connection[Any]) -> list[tuple[int, int]]:
-        """Returns the rows and bytes of each partition to seal, summed over its references."""
+        """Returns the rows and bytes of each partition that will be sealed, summed over its references."""
         rows = self._own.rows_in(conn, "sealed_sizes", {"partition_ids": self._ids})
         sizes = {partition_id: (row_count, byte_count) for partition_id, row_count, byte_count in rows}
         return [sizes[partition_id] for partition_id in self._ids]
@@ -343,8 +354,8 @@ class _Scale:
     ) -> None:
         """Checks that all references of some partitions can be moved to the merged leaf.
 
-        Raises `FileReferenceAssignedToJob`, or `NotWhole` for a file that also holds other partitions' rows.
-        The partition `same_region` may refer to such files, since the merged leaf has its region.
+        Raises `FileReferenceAssignedToJob`, or `NotWhole` for a file that also has other partitions' rows.
+        The partition `same_region` may refer to such files, since the merged leaf has the same region.
         """
         values = {"partition_ids": partition_ids, "same_region": same_region}
         for partition_id, filename, job_id in self._own.rows_in(conn, "first_that_stays", values):
@@ -363,7 +374,10 @@ class _Scale:
         return rows[0][0], rows[0][1]
 
     def _answered(self, conn: psycopg.Connection[Any]) -> list[Partition] | None:
-        """Returns the leaves that this request made, as they were then, or None if it was not applied yet."""
+        """Returns the leaves that this request made earlier, as they were then; None if it was not applied.
+
+        Raises `InvalidRange` if another request with the same request id was applied.
+        """
         if self._request_id is None:
             return None
         rows = self._scaling._rows(conn, "answered", request_id=self._request_id)
@@ -395,7 +409,11 @@ class _Scale:
         return self._scaling._stored(conn, "stored", partition_ids=list(filter(is_text, ids)))
 
     def _leaves(self, conn: psycopg.Connection[Any]) -> list[_Stored]:
-        """Returns the partitions to seal; raises when one is unknown or no longer a leaf."""
+        """Returns the partitions that will be sealed.
+
+        Raises `PartitionNotFound` if one is unknown, and `ConcurrentScale` or `PartitionNotActive` if one is
+        no longer a leaf.
+        """
         stored = {each.partition.partition_id: each for each in self._by_id(conn, self._ids)}
         for partition_id in self._ids:
             if partition_id not in stored:
@@ -414,9 +432,10 @@ class _Scale:
         return [stored[partition_id] for partition_id in self._ids]
 
     def _family(self, conn: psycopg.Connection[Any], leaves: Sequence[_Stored]) -> _Family:
-        """Returns the partition above the leaves, which must be all leaves below it.
+        """Returns the partition above the leaves, and the partitions between.
 
-        Raises `InvalidRange` if they are not, and as `_check_movable` does.
+        Raises `InvalidRange` if the leaves are not all leaves below one partition, and the errors of
+        `_check_movable`.
         """
         stored, wanted = self._scaling._stored, set(self._ids)
         regions = [leaf.partition.region for leaf in leaves]
@@ -444,7 +463,7 @@ class _Scale:
 
 
 def _new_ids(epoch: int) -> Callable[[], str]:
-    """Returns a function that returns the next id of a partition that the epoch makes."""
+    """Returns a function that returns a new partition id at each call, for the partitions of an epoch."""
     return (f"{epoch}-{number}" for number in count()).__next__
 
 

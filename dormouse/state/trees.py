@@ -1,8 +1,8 @@
 """Readers, a cache and checks of a table's partition tree.
 
-A reader gets the whole tree, the changes since an epoch, or the part that some ranges overlap. The tree of an
-older epoch is read from its leaves, which an index of epoch intervals finds, up to the root. The database
-keeps the bounds of each row key as bytes that sort like the values. Checks only read.
+A reader gets the whole tree, the changes since an epoch, or the part that some ranges overlap. The database
+finds the leaves of an older epoch by an index on intervals of epochs. It then follows their parents up to the
+root. The database keeps the bounds of each row key as bytes that sort like the values. Checks only read.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from dormouse.postgres.transaction import run_transaction
 # The trees that a process caches: the least recently used ones are removed when they exceed the limit.
 
 OWN_BYTES_MAX = 64 * 1024 * 1024
-"""The size of a cache that belongs to one store alone."""
+"""The largest size, in bytes, of a cache that only one store uses."""
 REQUESTED_MAX = 10_000
 """The number of tables for which the cache remembers that their tree was requested."""
 Key = int | tuple[int, int]
-"""The key of a cached tree: the table id for the newest tree, (table id, epoch) for an older one."""
+"""The key of a cached tree: the table id for the newest tree, (table id, epoch) for an older tree."""
 PAGE_ROWS = 20_000
 CHANGES_MAX = 10_000
-"""The number of epochs: a tree that is further behind is read anew."""
+"""The most epochs for which a tree is updated. A tree that is further behind is read completely."""
 _PARTS = ("columns", "leaves_at", "wanted_halves", "is_forgotten")
 _QUERIES = load(__package__ or "", "trees")
 _STATEMENTS = {
@@ -65,7 +65,7 @@ def partition_values(
     sealed: int | None,
     is_upper: bool | None,
 ) -> dict[str, Any]:
-    """Returns the parameters of the queries `add_partitions` and `seal`."""
+    """Returns a partition as parameters of the queries `add_partitions` and `seal`."""
     schema = table.schema
     ranges = [(field, partition.region.range(field.name)) for field in schema.row_keys]
     left_id, right_id = partition.child_ids or (None, None)
@@ -87,7 +87,7 @@ def partition_values(
 
 
 def partition_from_row(schema: Schema, row: Sequence[Any]) -> Partition:
-    """Returns the partition of a row with the columns of `partitions_in`."""
+    """Returns a row, with the columns of the query `partitions_in`, as a partition."""
     partition_id, parent_id, mins, maxs, split_key, split_point, left_id, right_id = row
     split = None
     if split_key is not None:
@@ -98,7 +98,7 @@ def partition_from_row(schema: Schema, row: Sequence[Any]) -> Partition:
 
 
 def region_from_row(schema: Schema, mins: Sequence[bytes | None], maxs: Sequence[bytes | None]) -> Region:
-    """Returns the region of the columns `min_keys` and `max_keys`."""
+    """Returns a region, made from the values of the columns `min_keys` and `max_keys`."""
     bounds = zip(schema.row_keys, mins, maxs, strict=True)
     ranges = {f.name: Range(_decoded(f, low), _decoded(f, high)) for f, low, high in bounds}
     return Region({name: item for name, item in ranges.items() if item != Range()})
@@ -119,9 +119,9 @@ class _Entry:
 
 
 class TreeCache:
-    """A cache of trees by table id, of at most `bytes_max` in all.
+    """A cache of trees by table id, which together have at most `bytes_max`.
 
-    It is safe to share between threads. In a forked child it starts empty.
+    Threads may share it. In a forked process, it starts empty.
     """
 
     def __init__(self, bytes_max: int = OWN_BYTES_MAX) -> None:
@@ -139,7 +139,7 @@ class TreeCache:
 
     @property
     def byte_size(self) -> int:
-        """The memory that the trees take, each measured when it was last put, in bytes."""
+        """The memory that the cached trees take, in bytes. Each tree was measured when it was last cached."""
         return self._byte_size
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class TreeCache:
             return entry.arrays
 
     def is_requested_again(self, table_id: int) -> bool:
-        """Returns whether an uncached tree was requested before and would fit: then reading it pays off.
+        """Returns True if an uncached tree is worth reading: it was requested before, and would fit.
 
         Records the request.
         """
@@ -168,7 +168,7 @@ class TreeCache:
             return again
 
     def put(self, key: Key, arrays: TreeArrays) -> None:
-        """Caches a tree, or updates its size. Does not keep a tree that is larger than the cache."""
+        """Caches a tree, or updates its size. Does not cache a tree that is larger than the cache."""
         with self._lock:
             self._remove(key)
             entry = _Entry(arrays, arrays.byte_size)
@@ -187,9 +187,10 @@ class TreeCache:
             self._remove(table_id)
 
     def loading(self, table_id: int) -> threading.Lock:
-        """Returns the lock to hold while a table's tree is read, so that only one thread reads it.
+        """Returns the lock that a thread holds while it reads a table's tree, so that only one reads it.
 
-        Take a connection before the lock: the thread that holds the lock must not wait for a connection.
+        Take a connection before the lock. Otherwise, a thread with the lock might wait for a connection of a
+        thread that waits for the lock.
         """
         with self._lock:
             return self._loading.setdefault(table_id, threading.Lock())
@@ -213,7 +214,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class TreeReader:
-    """A reader of one table's tree. No method needs a transaction, as partitions of an epoch never change."""
+    """A reader of one table's tree.
+
+    Its methods need no transaction, as the partitions of an epoch never change.
+    """
 
     def __init__(self, table: TableRecord) -> None:
         self._table = table
@@ -248,7 +252,7 @@ class TreeReader:
         return arrays
 
     def whole_at(self, conn: psycopg.Connection[Any], epoch: int) -> TreeArrays:
-        """Returns the tree of an older epoch, valid for that epoch alone.
+        """Returns the tree of an older epoch, which is valid only for that epoch.
 
         Raises `TableNotFound`, `EpochNotFound` for a forgotten epoch, and ValueError for a future one.
         """
@@ -265,8 +269,8 @@ class TreeReader:
     ) -> list[PartitionRow] | None:
         """Returns the partitions that were added, divided or removed after `known.epoch`, up to `epoch`.
 
-        Returns None when `known` is not from this table's past (the database was restored), or when some of
-        it was forgotten. Raises `TableNotFound`.
+        Returns None if the database was restored and `known` is not part of this table's past, or if some of
+        the changes were forgotten. Raises `TableNotFound`.
         """
         rows = self._execute(conn, "changed_partitions", after=known.epoch, epoch=epoch).fetchall()
         if rows and rows[0][-1]:
@@ -283,10 +287,9 @@ class TreeReader:
         nodes_max: int,
         epoch: int | None = None,
     ) -> PartitionTree | None:
-        """Returns the part of the tree, of now or of an older epoch, that overlaps `ranges`.
+        """Returns the part of the tree that overlaps `ranges`, which has ranges by the names of row keys.
 
-        `ranges` has ranges by the names of row keys. Returns None when more than `nodes_max` partitions
-        overlap.
+        `epoch` defaults to the current epoch. Returns None when more than `nodes_max` partitions overlap.
         """
         wanted = [(field, ranges.get(field.name, Range())) for field in self._table.schema.row_keys]
         rows = self._execute(
@@ -318,7 +321,7 @@ class TreeReader:
             after = row[0]
 
     def _not_there(self, conn: psycopg.Connection[Any], epoch: int) -> Exception:
-        """Returns the error for an epoch that is not found: it was forgotten, or is still to come.
+        """Returns the error for an epoch that is not found: it was forgotten, or does not exist yet.
 
         Raises `TableNotFound`.
         """
@@ -342,9 +345,9 @@ def _columns(row: Sequence[Any]) -> PartitionColumns:
 
 
 def tree_problems(supplier: Supplier, table: TableRecord) -> list[Problem]:
-    """Returns gaps, overlaps, lost partitions and lost epochs of a tree, checked in one snapshot.
+    """Returns the gaps, overlaps, lost partitions and lost epochs of a tree, all found in one snapshot.
 
-    Returns nothing for a table that was dropped.
+    Returns an empty list for a table that was dropped.
     """
 
     def work(conn: psycopg.Connection[Any]) -> list[Problem]:

@@ -1,9 +1,10 @@
-"""The application of a batch of commit requests: one transaction a table, one answer a request.
+"""The application of a batch of commit requests: one transaction for each table, one answer for each request.
 
-The kinds of requests are applied in a fixed order, so that each finds what the kinds before it made. A
-request whose inputs are still missing is retried at once if the pass applied anything, and later otherwise.
-When a statement fails as a whole, the batch is halved until the request that made it fail stands alone. If
-it fails only because of a lock or a database out of reach, the whole batch is put off.
+The kinds of requests are applied in a fixed order, so that each kind finds the results of the kinds before
+it. A request may lack its inputs, such as a file that another request adds. It is retried at once if the pass
+applied any request, and later otherwise. When a statement fails as a whole, the batch is halved until the
+request that caused the failure is alone. The whole batch is put off if the cause is only a lock or a database
+out of reach.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ from dormouse.state.partitions import PartitionStore
 KEPT_MAX = 10_000
 
 TRUSTED_SECONDS = 5.0
-"""How long a cached table is used before its row is read again: a change is noticed this late at most."""
+"""How long a cached table is used before its row is read again, in seconds.
+
+So a committer notices a change of a table after this time at the latest.
+"""
 
 _INTEGER_MAX = (1 << 31) - 1
 
@@ -104,7 +108,8 @@ class Tables:
     def named(self, wanted: Iterable[tuple[int | None, str]]) -> dict[tuple[int | None, str], CommitTable]:
         """Returns the tables that exist, by (id, name).
 
-        Where an id is given it decides: the name may be from before a rename.
+        An id decides which table is meant, because the table may have been renamed. A name is used only
+        without an id.
         """
         keys = set(wanted)
         known = self._checked_lately({key for key, _ in keys if key is not None})
@@ -132,9 +137,10 @@ class Tables:
         return {(name, uuid): _lacking(name, uuid if was_adopted else None) for name, uuid in tables}
 
     def _checked_lately(self, ids: set[int]) -> dict[int, CommitTable]:
-        """Returns the cached tables that were checked in the last `TRUSTED_SECONDS`.
+        """Returns the cached tables that were checked in the last `TRUSTED_SECONDS`, by id.
 
-        An id is never given to another table, and the table's store notices when the table was dropped.
+        These are safe to use: no other table ever gets their ids, and a table's store notices that it was
+        dropped.
         """
         since = time.monotonic() - TRUSTED_SECONDS
         with self._lock:
@@ -142,7 +148,10 @@ class Tables:
         return {key: item.table for key, item in kept.items() if item.checked_at > since}
 
     def _read(self, values: dict[str, Any]) -> list[CommitTable]:
-        """Reads the tables of these ids or names; returns the cached object where the row has not changed."""
+        """Reads the tables with these ids or names.
+
+        Returns the cached object of a table whose row has not changed, and a new object otherwise.
+        """
         now = time.monotonic()
         rows = run_statement(
             self.supplier, rows_of(_QUERIES["tables"], values), operation="look up tables of commits"
@@ -221,8 +230,9 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
 def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome | None]:
     """Applies requests in one round trip; returns the outcome of each, in their order.
 
-    Applies only to tables that still have the names in the requests. The outcome is None where nothing was
-    applied; the caller then uses `apply`, which can do more and gives reasons.
+    Applies a request only if its table still has the name in the request. The outcome is None for a request
+    that was not applied. The caller then uses `apply`, which may use several statements and gives the
+    reasons.
     """
     batches, refused = _batches(tables, envelopes)
     outcomes = _sent_together(tables.supplier, batches, as_named=True)
@@ -232,7 +242,12 @@ def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOut
 def _batches(
     tables: Tables, envelopes: Sequence[Envelope]
 ) -> tuple[list[tuple[_TableBatch, Requests]], Outcomes]:
-    """Returns the requests of each table, by number, and the outcomes of requests that no table takes."""
+    """Groups requests by table; returns two things.
+
+    1. A batch for each table, with its requests by their position in `envelopes`.
+    2. The outcomes of the refused requests, by position. Their table is missing, or a file name is not
+       allowed.
+    """
     outcomes: Outcomes = {}
     found = tables.named((e.table_id, e.request.table) for e in envelopes)
     missing = tables.lacks(
@@ -258,10 +273,10 @@ def _batches(
 def _sent_together(
     supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requests]], *, as_named: bool = False
 ) -> Outcomes:
-    """Applies the batches of tables for which one statement is enough, in one pipeline; returns outcomes.
+    """Applies the batches that need only one statement each, in one pipeline; returns their outcomes.
 
-    A batch that fails has no outcome, and the caller applies it alone, which finds the reason. The exception
-    is a lock timeout, which becomes an outcome at once, so that no batch waits for a lock twice.
+    A batch that fails has no outcome. The caller applies such a batch alone, which finds the reason. A lock
+    timeout becomes an outcome at once, so that no batch waits twice for a lock.
     """
     sent: list[tuple[_TableBatch, Requests, Whole]] = []
 
@@ -336,9 +351,9 @@ class _TableBatch:
         return self.outcomes(requests, results)
 
     def whole(self, requests: Requests, *, as_named: bool) -> Whole | None:
-        """Returns one statement that applies all requests; None where several would be needed.
+        """Returns one statement that applies all requests, or None if several statements are needed.
 
-        With `as_named` it applies nothing if the table has another name than the requests give.
+        With `as_named`, the statement applies nothing if the table no longer has the name in the requests.
         """
         kinds = {request.kind for request in requests.values()}
         ids = {request.commit_id for request in requests.values()}
@@ -349,7 +364,7 @@ class _TableBatch:
         return self._table.store.whole(kind, _commits(kind, requests.values()), names)
 
     def outcomes(self, requests: Requests, results: dict[int, CommitResult]) -> Outcomes:
-        """Returns the outcomes of requests, made from the results of the store."""
+        """Returns the outcome of each request, made from the store's result for it."""
         return {n: self._outcome(request, results[n]) for n, request in requests.items()}
 
     def _in_one_transaction(self, requests: Requests) -> dict[int, CommitResult]:
@@ -426,9 +441,9 @@ class _TableBatch:
         return is_for_later(error)
 
     def _is_held_by_another(self, error: FileReferenceNotAssignedToJob) -> bool:
-        """Returns whether another job has the reference.
+        """Returns True if the reference is known to be assigned to another job.
 
-        If not, the request that assigns it to this job may still be in the queue.
+        Otherwise, the request that assigns it to this job may still be in the queue.
         """
         if error.job_id is None or error.partition_id is None or error.filename is None:
             return False
@@ -453,7 +468,10 @@ def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
 
 
 def _without_repeated_ids(requests: Requests) -> list[Requests]:
-    """Divides requests into waves with each commit id once, so that a repetition is found applied before."""
+    """Divides requests into waves that are applied one after another.
+
+    No wave contains a commit id twice. So a repeated request is found to be applied before.
+    """
     waves: list[Requests] = []
     seen: dict[str, int] = {}
     for number, request in requests.items():
@@ -466,16 +484,16 @@ def _without_repeated_ids(requests: Requests) -> list[Requests]:
 
 
 def _halving_is_no_use(error: Exception) -> bool:
-    """Returns whether the halves of a batch would fail as the whole did."""
+    """Returns True if each half of a batch would fail in the same way as the whole batch."""
     # TableBusy stands for a wait for a lock, or for a statement that took too long: a half may be fast enough
     reason = error.__cause__ or error if isinstance(error, TableBusy) else error
     return isinstance(reason, _HALVING_IS_NO_USE)
 
 
 def _check_timeline(envelope: Envelope, table: TableRecord) -> None:
-    """Raises `TableOfAnotherTimeline` if the table has another UUID than the request.
+    """Raises `TableOfAnotherTimeline` if the table's UUID differs from that in the request.
 
-    A database that was restored may give the id of a lost table to a new one.
+    A database that was restored from a backup may give the id of a lost table to a new one.
     """
     if envelope.table_uuid not in (None, table.uuid):
         raise TableOfAnotherTimeline(

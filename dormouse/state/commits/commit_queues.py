@@ -63,7 +63,10 @@ if TYPE_CHECKING:
 
 
 class DirectCommits:
-    """A way around the queue: requests are applied by the caller's thread, or with another caller's batch."""
+    """The way to commit without a queue: the caller's thread applies the requests.
+
+    Requests of several threads may be applied together.
+    """
 
     def __init__(self, tables: Tables) -> None:
         # the sessions of this supplier wait for the disk, so an answer means that the commit is durable
@@ -74,7 +77,7 @@ class DirectCommits:
     def commit(self, requests: Sequence[CommitRequest]) -> list[CommitOutcome]:
         """Applies requests; returns the outcome of each, in their order.
 
-        A request with the outcome `try_later` is for the caller to send to the queue. Raises `TableNotFound`.
+        The caller sends each request with the outcome `try_later` to the queue. Raises `TableNotFound`.
         """
         ids = [self._ids.get(request.table) for request in requests]
         if None not in ids:
@@ -115,10 +118,16 @@ logger = logging.getLogger(__name__)
 
 SEND_BATCH_MAX = 1_000
 AWAIT_SECONDS = 0.1
-"""How long one query for answers may wait in the database, and so hold a connection and a snapshot."""
+"""How long one query for answers may wait in the database, in seconds.
+
+The wait occupies a connection and keeps a snapshot open.
+"""
 JOIN_SECONDS = 0.2
 SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
-"""The length above which bodies are sent alone, so that the messages of other threads need not wait."""
+"""The longest text of bodies that is sent together with those of other threads.
+
+Longer ones are sent alone, so that the messages of other threads need not wait.
+"""
 _REQUESTS = get_args(CommitRequest)
 
 
@@ -151,7 +160,10 @@ class CommitQueues:
         committer: bool = False,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Takes a `check` that committers call before each batch; it raises when nothing may be applied."""
+        """Creates the queues.
+
+        Committers call `check` before each batch. It raises when this process must apply nothing.
+        """
         self._supplier = supplier
         self._check_owner = check
         self._objects = objects
@@ -193,7 +205,10 @@ class CommitQueues:
     def commit(
         self, sent: Iterable[CommitRequest], seconds_max: float, waiting: Waiting | None = None
     ) -> list[CommitStatus]:
-        """Applies requests at once, or through the queue; returns their statuses. See `Instance.commit`."""
+        """Applies requests directly, or else through the queue; returns their statuses.
+
+        See `Instance.commit`.
+        """
         requests = list(_listed("commit", sent))
         deadline = time.monotonic() + _seconds(seconds_max)
         self._check(requests)
@@ -206,23 +221,24 @@ class CommitQueues:
         return [next(waited) if o.state == "try_later" else CommitStatus.of(o) for o in outcomes]
 
     def send(self, request: CommitRequest, table_id: int, table_uuid: str | None) -> None:
-        """Sends a request for the table of this id, also if the table was renamed."""
+        """Sends a request for the table with this id, even if the table was renamed."""
         body = encode(request, table_id=table_id, table_uuid=table_uuid)
         self._send(queue_number(table_id, self._settings.queues), _Sending([body]))
 
     def of_jobs(self, attempts: WriteAttempts) -> QueuedJobCommits | None:
-        """Returns the service that commits jobs through the queue; None where no committer is known to run.
+        """Returns the service that commits jobs through the queue, or None if no committer is known to run.
 
-        One is known to run if the instance runs its own, or if the settings name a queue.
+        A committer is known to run if this instance runs its own, or if the settings name a queue.
         """
         if not self._own_wanted and self._settings.commit_queue is None:
             return None
         return QueuedJobCommits(self.send, self.looks, self.patience, self._supplier, attempts)
 
     def committer(self, *options: int) -> Committer:
-        """Returns a committer for all queues; moves messages of queues that the settings no longer have.
+        """Returns a committer for all queues.
 
-        `options` are the values of `CommitterOptions`, in its order.
+        First moves the messages out of the queues that the settings no longer have. `options` are the values
+        of `CommitterOptions`, in its order.
         """
         from dormouse.state.commits.committer import (  # which most processes never need
             Committer,
@@ -244,7 +260,7 @@ class CommitQueues:
         return made
 
     def sweep_bodies(self) -> int:
-        """Deletes the bodies of large requests that no message refers to; returns how many."""
+        """Deletes the bodies of large requests that no message refers to; returns the number of bodies."""
         if self._settings.commit_queue_urls:
             return sweep_bodies(self._supplier, self._objects)
         return sweep_bodies(self._supplier, self._objects, kept_seconds=self._settings.objects_kept_seconds)
@@ -256,7 +272,7 @@ class CommitQueues:
     def wait_for(
         self, commit_ids: Sequence[str], seconds_max: float, table_ids: Sequence[int | None] = ()
     ) -> list[CommitStatus]:
-        """Waits until no commit is pending or unknown, or the time is over; returns the states.
+        """Waits until each commit is applied or rejected, or until the time is over; returns the states.
 
         See `commit_statuses`.
         """
@@ -273,10 +289,10 @@ class CommitQueues:
         raise AssertionError("looks never ends")
 
     def looks(self, deadline: float) -> Iterator[float]:
-        """Yields each time the caller should look whether its commit is done.
+        """Yields each time that the caller should check whether its commit is done; never ends by itself.
 
-        Each item is how long that look may wait in the database, in seconds; 0 with SQS. Sleeps between two
-        looks, longer each time. It does not end at the deadline: the caller stops.
+        Each item is the time in seconds that the check may wait in the database; 0 with SQS. The pauses
+        between the checks become longer. They do not last beyond the deadline, but the caller has to stop.
         """
         if self._settings.commit_queue_urls:
             for pause in self.patience.pauses():
@@ -289,7 +305,10 @@ class CommitQueues:
             time.sleep(max(0.0, ends - time.monotonic()))
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
-        """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
+        """Waits while the table's queue is above its high mark.
+
+        Raises `CommitQueueFull` after the longest wait.
+        """
         self._start_own()  # our own committer may be the only one that empties the queue
         self._gates["job"][queue_number(table_id, self._settings.queues)].wait(waiting)
 
@@ -298,11 +317,11 @@ class CommitQueues:
         return [queue.depth() for queue in self.queues]
 
     def dead_letters(self, limit: int) -> list[DeadLetter]:
-        """Returns the last messages that could not be handled; none of SQS, which keeps its own."""
+        """Returns the last `limit` messages that could not be handled; none with SQS, which keeps its own."""
         return dead_letters(self._supplier, limit)
 
     def close(self) -> None:
-        """Ends this instance's committers, when they have finished what they hold; see `Committer.close`."""
+        """Ends this instance's committers after they have finished their batches; see `Committer.close`."""
         with self._lock:
             self._closed = True
             own = self._own
@@ -317,9 +336,9 @@ class CommitQueues:
 
     @cached_property
     def _gates(self) -> dict[str, list[Gate]]:
-        """The gates of each queue, for senders and for jobs.
+        """The gates at which senders ("send") and jobs ("job") wait, one for each queue.
 
-        Senders wait only for the number of messages, jobs also for the age of the oldest.
+        Senders wait only because of the number of messages. Jobs also wait because of the age of the oldest.
         """
         messages_max = self._settings.commit_queue_messages_max
         seconds_max = self._settings.commit_queue_wait_seconds_max
@@ -329,7 +348,7 @@ class CommitQueues:
 
     @cached_property
     def _senders(self) -> list[Together[_Sending, None]]:
-        """The senders of each queue: one statement sends what several threads submit at the same time."""
+        """The sender of each queue: one statement sends what several threads submit at the same time."""
         return [Together(partial(_send_all, queue)) for queue in self.queues]
 
     def _statuses_of_all(self, queries: Sequence[_StatusQuery]) -> list[list[CommitStatus]]:
@@ -408,7 +427,7 @@ class CommitQueues:
                 self._own.start()
 
     def _run(self, committer: Committer) -> None:
-        """Runs this instance's own committer; logs why it ends, as no caller waits for it."""
+        """Runs this instance's own committer, and logs why it ends, as no caller waits for it."""
         try:
             committer.run()
         except BaseException as error:

@@ -1,8 +1,8 @@
 """The committer: receives batches of messages, applies them, and acknowledges them after the commit.
 
-This is group commit without a timer. The committer takes all messages that are there at once; those that
-come while it applies a batch are the next batch. So a single request does not wait, and batches grow with
-the load.
+Requests are committed in groups, without a timer. The committer takes all messages that are there at once.
+Messages that arrive while it applies a batch become the next batch. So a single request does not wait, and
+batches grow with the load.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from dormouse.state.files import removal_log
 # A committer keeps the messages that it works on hidden from other receivers.
 
 EXTENSIONS = 3
-"""How often a batch is hidden again within its visibility timeout, so that two failures do no harm."""
+"""How often a batch is hidden again within one visibility timeout.
+
+So messages stay hidden even if two of these attempts fail.
+"""
 
 PAUSE_SECONDS_MIN = 0.05
 
@@ -53,7 +56,7 @@ class _Batch:
 
 
 class InFlight:
-    """The batches that this process works on: a thread hides their messages again until they are handled.
+    """The batches that this process works on, whose messages a thread keeps hidden until they are handled.
 
     If the process dies or freezes, the messages become visible again, and another committer gets them.
     """
@@ -64,7 +67,7 @@ class InFlight:
 
     @contextmanager
     def held(self, queue: CommitQueue, messages: Sequence[Message]) -> Iterator[None]:
-        """Keeps messages hidden while the block runs; they are not touched after it ends."""
+        """Keeps messages hidden while the block runs; does not change them afterwards."""
         batch = _Batch(queue, messages, time.monotonic() + queue.visibility_seconds / EXTENSIONS)
         with self._lock:
             self._batches[id(batch)] = batch
@@ -100,7 +103,7 @@ def _extend(batch: _Batch) -> None:
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
-"""How long a committer listens before it looks whether it should stop."""
+"""How long a committer waits for messages before it checks whether it should stop."""
 
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 30.0
@@ -110,14 +113,14 @@ TOO_NEW_SECONDS = 60.0
 AGAIN_SECONDS = 5.0
 """The pause before a request that waits for a lock or for a database out of reach is delivered again."""
 COMMITS_OF_A_TABLE = 10
-"""The commits wanted for each table of a batch when many messages wait.
+"""The number of commits for each table that a batch should have when many messages wait.
 
-A table costs one statement; each further commit in that statement costs a fifth as much.
+Each table of a batch costs one statement. Each further commit in that statement costs a fifth as much.
 """
 BATCHES_OF_MANY_TABLES = 20
 STOP_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
-"""How long `close` waits after it has cut the connections to a server that does not answer."""
+"""How long `close` waits after it has closed the connections to a server that does not answer."""
 FAILURE_SECONDS_MAX = 10.0
 REPORT_SECONDS = 60.0
 FORGET_SECONDS = 3600.0
@@ -127,9 +130,9 @@ FORGET_SECONDS = 3600.0
 class CommitterOptions:
     """The options of a committer.
 
-    - `concurrency`: batches that are applied at the same time, 1 to 64.
-    - `batch_max`: messages in a batch, 1 to 10,000. When enough messages of many tables wait, a batch has up
-      to `BATCHES_OF_MANY_TABLES` times as many.
+    - `concurrency`: the number of batches that are applied at the same time, 1 to 64.
+    - `batch_max`: the number of messages in a batch, 1 to 10,000. When enough messages of many tables wait, a
+      batch has up to `BATCHES_OF_MANY_TABLES` times as many.
     - `receives_max`: how often a message is tried before it may be refused, 1 to 1,000.
     """
 
@@ -145,7 +148,7 @@ class CommitterOptions:
 
 
 class Committer:
-    """A process that applies the requests of an instance's queues. Runs once; see `Instance.committer`."""
+    """A process that applies the requests of an instance's queues; it runs once. See `Instance.committer`."""
 
     def __init__(
         self,
@@ -157,11 +160,11 @@ class Committer:
         tidy: Callable[[], object] = lambda: None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Makes a committer that calls these functions.
+        """Creates a committer that calls these functions:
 
         - `applied`: after each batch.
         - `tidy`: every hour, and after `drain`.
-        - `check`: before each receive. It raises when nothing may be applied.
+        - `check`: before each receive. It raises when this process must apply nothing.
         """
         self._check = check
         self._options = options or CommitterOptions()
@@ -218,7 +221,7 @@ class Committer:
 
     @contextmanager
     def _threads_to_end(self) -> Iterator[tuple[ThreadPoolExecutor, Grace]]:
-        """Runs the committer's threads, and waits for their end; `Grace.begin` limits that wait."""
+        """Runs the committer's threads and waits for their end; `Grace.begin` starts a limit of that wait."""
         ids = self._thread_ids
         with (
             Grace(self._tables.supplier, CLOSE_SECONDS, ids) as grace,
@@ -232,13 +235,13 @@ class Committer:
             yield pool, grace
 
     def stop(self) -> None:
-        """Tells `run` in another thread to finish its batches and return. Does not wait."""
+        """Makes `run` in another thread finish its batches and return. Does not wait for that."""
         if self._end_by is None:
             self._end_by = time.monotonic() + CLOSE_SECONDS + LEAVE_SECONDS
         self._closed.set()
 
     def close(self) -> None:
-        """Tells `run` in another thread to finish its batches and return, and waits for it.
+        """Makes `run` in another thread finish its batches and return, and waits for that.
 
         Waits at most `CLOSE_SECONDS` + `LEAVE_SECONDS` after `stop`, as a server that hangs may never answer.
         The messages of unfinished batches are then delivered again.
@@ -374,7 +377,7 @@ class Committer:
 
     @contextmanager
     def _reporting(self) -> Iterator[int]:
-        """Logs the metrics every `REPORT_SECONDS` and at the end; yields the id of the thread that does."""
+        """Logs the metrics every `REPORT_SECONDS` and at the end; yields the id of the logging thread."""
         forget_at = time.monotonic()
 
         def report() -> None:
@@ -391,7 +394,7 @@ class Committer:
             logger.info("committer: %s", self.metrics())
 
     def _check_schema(self, error: BaseException) -> None:
-        """Raises `InstanceTooNew`, and stops all threads, if the error came of a newer schema."""
+        """Stops all threads and raises `InstanceTooNew` if a newer database schema caused the error."""
         try:
             check_schema(self._tables.supplier, error)
         except InstanceTooNew:
@@ -401,7 +404,7 @@ class Committer:
     def _forget(self) -> None:
         """Deletes old refusals, rolls the removal log, and calls `tidy`.
 
-        Nothing else does this where only a committer runs.
+        If only a committer runs, no other process does this work.
         """
         try:
             forget_rejected(self._tables.supplier)
@@ -412,7 +415,7 @@ class Committer:
 
 
 def _is_final(error: Exception) -> bool:
-    """Returns whether nothing may be applied from now on.
+    """Returns True if the error means that this process must apply nothing from now on.
 
     Returns False for a database that is only read-only, as during a failover: it will take writes again.
     """
@@ -421,27 +424,33 @@ def _is_final(error: Exception) -> bool:
 
 
 def limit_of_batch(batch_max: int, tables: int) -> int:
-    """Returns how many messages the next batch may have, after a full batch for this number of tables."""
+    """Returns the most messages that the next batch may have.
+
+    `tables` is the number of tables of the last batch, which was full.
+    """
     return min(max(COMMITS_OF_A_TABLE * tables, batch_max), BATCHES_OF_MANY_TABLES * batch_max)
 
 
 class _PutOff:
-    """The messages of a queue that were put off. When the queue has no others, retrying them is no use."""
+    """The messages of a queue that were put off.
+
+    Retrying them is useless if the queue has no other messages.
+    """
 
     def __init__(self, queue: CommitQueue) -> None:
         self._queue = queue
         self._lock = threading.Lock()
         self._known: set[tuple[int, datetime]] = set()
-        """The messages put off since a request was last applied, without those that a thread is retrying."""
+        """The messages put off since a request was last applied, except those that a thread is retrying."""
         self._waiting: set[tuple[int, datetime]] = set()
-        """The messages put off since a request was last applied, with those that a thread is retrying."""
+        """The messages put off since a request was last applied, and also those that a thread is retrying."""
         self._too_new: set[tuple[int, datetime]] = set()
         self._applied = 0
 
     def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
-        """Returns a function to call after `messages` were tried: is it no use to retry them?
+        """Returns a function to call after `messages` were tried: it returns True if retrying is useless.
 
-        The function returns True if the queue holds no other messages than those that were put off, and if
+        Retrying is useless on two conditions. The queue holds no messages except those that were put off, and
         no request was applied since `taken` was called.
         """
         keys = set(map(_key, messages))
@@ -459,9 +468,10 @@ class _PutOff:
         return are_all
 
     def left(self) -> int:
-        """Returns how many messages may wait for a newer committer; 0 if none is of a newer version.
+        """Returns the number of messages that may wait for a newer committer.
 
-        A message that only a newer committer can apply may make the inputs of all that were put off.
+        Returns 0 if no message is of a newer version. Otherwise the number includes all messages that were
+        put off, because a message of a newer version may make their inputs.
         """
         with self._lock:
             return len(self._waiting | self._too_new) if self._too_new else 0

@@ -1,6 +1,7 @@
 """The JSON form of commit requests, as msgspec reads and writes it.
 
-`model.file_reference` and `commits.requests` have the same fields, and check their values. In JSON:
+The classes here have the fields of those in `model.file_reference` and `commits.requests`, which check the
+values. In JSON:
 
 - A field that has its default value is left out.
 - Bytes are base64, and times RFC 3339.
@@ -32,7 +33,7 @@ class _Shape(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Part(_Shape, dict=True):
-    """A reference inside the JSON of its file, which sets `filename`; the JSON does not repeat it."""
+    """A reference in the JSON of its file. The file sets `filename`, which the JSON does not repeat."""
 
     partition_id: str
     row_count: int
@@ -87,7 +88,7 @@ class _Split(_Shape):
 class _Point(
     _Shape, rename={"whole": "int", "text": "str", "data": "bytes", "time": "datetime", "day": "date"}
 ):
-    """A split point with its type, as JSON has no bytes: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
+    """A split point with its type, which JSON values lack: {"int": 7}, {"str": "b"} or {"bytes": "YQ=="}."""
 
     whole: int | None = None
     text: str | None = None
@@ -157,7 +158,7 @@ Message: TypeAlias = (
 
 
 class Head(msgspec.Struct):
-    """The fields at the head of a message, which are read whatever the rest of it is."""
+    """The fields at the head of a message, which can be read even if the rest of it cannot."""
 
     version: Any = None
     type: Any = None
@@ -182,14 +183,17 @@ def text_of(message: Message) -> str:
 
 
 def is_unknown_key(error: BaseException) -> bool:
-    """Returns whether `message_of` refused a message for an unknown key; msgspec has no class for it."""
+    """Returns True if `message_of` refused a message for an unknown key.
+
+    msgspec has no class of its own for this error.
+    """
     return isinstance(error, msgspec.ValidationError) and "unknown field" in str(error)
 
 
 def head_of(body: str | bytes) -> Head:
-    """Returns the head of a message of any version, also one that `message_of` refuses.
+    """Returns the head of a message of any version, even of one that `message_of` refuses.
 
-    Raises ValueError or RecursionError for what is no JSON object.
+    Raises ValueError or RecursionError if the body is no JSON object.
     """
     return _HEADS.decode(body)
 
@@ -200,12 +204,15 @@ def kind_of(shape: type[Message]) -> str:
 
 
 def converted(value: object, wanted: type[T]) -> T:
-    """Converts a request to its message, or a message to its request. Raises ValueError with the field."""
+    """Converts a request to its message, or a message to its request.
+
+    Raises ValueError, which names the wrong field.
+    """
     return msgspec.convert(value, wanted, from_attributes=True, builtin_types=(bytes, datetime))
 
 
 def prepare(shapes: Iterable[type]) -> None:
-    """Makes msgspec read the fields of dataclasses that `converted` makes, and of those within them.
+    """Makes msgspec read the fields of the dataclasses that `converted` makes, and of those within them.
 
     Otherwise msgspec does so at the first conversion. If two threads convert at that moment, one of them uses
     the unfinished type information, and the process ends with a segmentation fault (msgspec 0.22.0). Call

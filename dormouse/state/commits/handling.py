@@ -1,4 +1,4 @@
-"""The handling of a batch of messages, and counts of it; a committer and a lambda both use this."""
+"""The handling of a batch of messages, and counters of handled ones, for committers and lambdas."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from dormouse.state.commits.requests import Envelope, commit_id_of, decode, tabl
 
 RECEIVES_MAX = 10
 PATIENCE_SECONDS = 150.0
-"""How old a request must be before it is refused for missing inputs.
+"""How old a request must be before it is refused for missing inputs, in seconds.
 
-The request that makes them may be with a committer that died, whose messages stay hidden this long at most.
+A dead committer may have received the request that makes the inputs. That message stays hidden at most this
+long.
 """
 
 PATIENCE_RECEIVES = 4
-"""A request that was received this many times `receives_max` counts as old, whatever the clocks say."""
+"""A request counts as old after this many times `receives_max` deliveries, whatever the clocks show."""
 
 ITEMS_MAX = 50_000
-"""The files, or other changes, of one transaction at most; they take a few seconds."""
+"""The most files, or other changes, of one transaction. A transaction with this many takes a few seconds."""
 
 LATENCIES_KEPT = 2_000
 
@@ -56,18 +57,18 @@ class Handled:
 
     @property
     def is_tried_again(self) -> bool:
-        """True if the message is soon delivered again, and a committer of this version can handle it."""
+        """True if the message is soon delivered again and a committer of this version can handle it."""
         return self.fate in ("later", "waits")
 
 
 class Handler:
-    """A handler of messages: applies their requests, and records the reasons of refusals for submitters.
+    """A handler of messages that applies their requests and records why requests were refused.
 
     A request that fails, or whose inputs are missing, is tried `receives_max` times. After that it is refused
     if one of these holds:
 
     - It is so old that no request that makes its inputs can still be hidden.
-    - `hopeless` says that the queue has no other message.
+    - `hopeless` returns True: the queue has no other message.
 
     A request is never refused because of a lock or a database out of reach. It is not refused either while a
     newer Dormouse sends requests, which may make its inputs.
@@ -83,8 +84,8 @@ class Handler:
     ) -> list[Handled]:
         """Applies the requests of messages; returns the result for each, in their order.
 
-        A commit that a crash of the server undid is tried again later. Raises `InstanceTooNew`, and an error
-        if a refusal could not be recorded; nothing else.
+        If a crash of the server undid a commit, its message is tried again later. Raises only
+        `InstanceTooNew`, and an error of the database if a refusal could not be recorded.
         """
         began = time.monotonic()
         read = [self._read(message) for message in messages]
@@ -152,10 +153,10 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class CommitterMetrics:
-    """The counts of a committer since it was made.
+    """The counts of a committer since it was created.
 
-    `applied`, `applied_before` and `rejected` count requests, `try_later` counts tries. The latencies are
-    those of the last 2,000 messages, from sending to answer, in milliseconds. `retries` are the retried
+    `applied`, `applied_before` and `rejected` count requests, and `try_later` counts tries. The latencies are
+    those of the last 2,000 messages, from sending to answer, in milliseconds. `retries` counts the retried
     transactions of this process, by operation.
     """
 

@@ -3,8 +3,8 @@
 The job's write attempt shows the outcome. The transaction that applies the request ends the attempt. A
 request whose attempt was abandoned is never applied, however late it comes.
 
-Threads ask for answers as a group: while one thread's query runs, the questions of the others are collected,
-and the next query asks all of them.
+Threads query the database for outcomes together. While one thread's query runs, the questions of the other
+threads are collected, and the next query answers all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ CALLS_MAX = 100
 ANSWER_SECONDS_MAX = 300.0
 """How long a job waits for a committer before it takes its request back."""
 SILENCE_SECONDS_MAX = 30.0
-"""How long a job asks a database that does not answer before it gives up: the outcome is unknown then."""
+"""How long a job repeats its query while the database does not answer, in seconds.
+
+After that, the outcome of the commit is unknown.
+"""
 ASK_AGAIN_SECONDS = 0.4
 _QUERIES = load(__package__ or "", "job_commits")
 _ANSWERS = _QUERIES["answers"].including(table_of_message=TABLE_OF_MESSAGE)
@@ -58,16 +61,16 @@ class _Call(Generic[T, R]):
     answer: list[R] = field(default_factory=list)
     """The answer as the only item; empty until it is there."""
     served: list[_Call[T, R]] = field(default_factory=list)
-    """The calls that this one does the work for, while it leads."""
+    """The calls whose items this call passes to `work`, while it leads."""
     is_over: bool = False
 
 
 class Together(Generic[T, R]):
-    """A function whose concurrent calls are done together: one call of `work` takes the items of all.
+    """A function whose concurrent calls are combined: one call of `work` takes the items of all.
 
     The thread of the first waiting caller calls `work`, with at most `CALLS_MAX` items. A caller that is
-    alone does not wait. When `work` raises for several items, each caller calls it again with its own item,
-    so that no caller gets the error of another.
+    alone does not wait. When `work` raises for several items, each caller calls `work` again with its own
+    item. So no caller gets the error of another.
     """
 
     def __init__(self, work: Callable[[Sequence[T]], Sequence[R]]) -> None:
@@ -114,9 +117,9 @@ class Together(Generic[T, R]):
         self._leave(call)
 
     def _leave(self, call: _Call[T, R]) -> None:
-        """Ends the call and those that it served, and wakes the next leader.
+        """Ends a call and the calls that it served, and wakes the next leader.
 
-        May run twice: a caller that is interrupted in here calls it again.
+        May run twice for a call: an interrupted caller runs it again.
         """
         with self._lock:
             for each in (call, *call.served):
@@ -137,7 +140,7 @@ _made: WeakSet[Together[Any, Any]] = WeakSet()
 
 
 def _begin_in_child() -> None:
-    """Resets each `Together` in a forked child, which has no other threads that callers could wait for."""
+    """Resets each `Together` in a forked process, which does not have the threads that callers wait for."""
     for together in _made:
         together._begin()
 
@@ -147,7 +150,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The state of an attempt and of its commit, as the database had it at one moment."""
+    """The state of a write attempt and of its commit, read from the database at one moment."""
 
     ended: bool
     abandoned: bool
@@ -156,7 +159,7 @@ class _Answer:
 
 
 class QueuedJobCommits:
-    """The `TableContext.commits` of an instance with a committer. Threads may share one."""
+    """The `TableContext.commits` of an instance that has a committer. Threads may share one object."""
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class QueuedJobCommits:
         supplier: Supplier,
         attempts: WriteAttempts,
     ) -> None:
-        """Takes the `looks` and the `patience` of `CommitQueues`."""
+        """Creates the service; `looks` and `patience` are those of `CommitQueues`."""
         self._send = send
         self._looks = looks
         self._patience = patience
@@ -175,9 +178,9 @@ class QueuedJobCommits:
         self._answers = Together(self._ask)
 
     def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
-        """Sends the request that applies what the attempt wrote and ends it; waits for the outcome.
+        """Sends the request that applies the files of the attempt and ends it; waits for the outcome.
 
-        Returns and raises as `JobCommits.commit` does.
+        `JobCommits.commit` describes the result and the errors.
         """
         self._send(request, attempt.table_id, attempt.table_uuid)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
@@ -211,7 +214,7 @@ class QueuedJobCommits:
 
     @staticmethod
     def _with_retries(ask: Callable[[], T]) -> T:
-        """Returns what `ask` returns; repeats it while the database does not answer.
+        """Returns the result of `ask`, which is repeated while the database does not answer.
 
         Raises `CommitOutcomeUnknown` after `SILENCE_SECONDS_MAX`.
         """
@@ -227,10 +230,10 @@ class QueuedJobCommits:
 
 
 def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:
-    """Returns whether the attempt's own commit is applied; None when this is not known yet.
+    """Returns True if the attempt's own commit is applied, and None if this is not known yet.
 
-    It is False when another commit with the same id is applied. Raises when the attempt was abandoned, and
-    `CommitOutcomeUnknown` when it ended without the commit.
+    Returns False if another commit with the same id is applied. Raises an error if the attempt was abandoned,
+    and `CommitOutcomeUnknown` if it ended without the commit.
     """
     if answer.ended and not answer.applied:
         raise CommitOutcomeUnknown(f"the attempt of commit {commit_id!r} was ended by another process")

@@ -47,7 +47,7 @@ NOT_OUR_SCHEMA = (
     pg.UndefinedTable,
     pg.InvalidSchemaName,
 )
-"""Errors of a statement that names what does not exist: the schema has another version."""
+"""Errors of a statement that names a missing part of the schema: the database has another version."""
 
 NOT_THERE_YET = (FileNotFound, FileReferenceNotFound, FileReferenceNotAssignedToJob)
 """Errors of missing inputs. The queue has no order, so a later request may make them."""
@@ -56,12 +56,15 @@ OUT_OF_REACH = (InstanceError, ConnectionsExhausted, CommitQueueError, ObjectSto
 """Errors of a database, queue or object store that cannot be reached: requests wait until it can."""
 
 BUSY = (TooManyRetries, CommitOutcomeUnknown, TableBusy)
-"""Errors of conflicts in every attempt, or of an unknown outcome: the next try finds it by the commit id."""
+"""Errors of conflicts in every attempt, or of an unknown outcome, which the next try finds by commit id."""
 
 TEXT_CHARACTERS_MAX = 2_000
 REJECTED_KEPT_SECONDS = 30 * 86_400.0
 DURABLE_SECONDS = 360.0
-"""The age after which a commit is on disk even if its committer died: its transactions take 300 s at most."""
+"""The age after which a commit is on disk even if its committer died, in seconds.
+
+A committer's transactions take at most 300 s.
+"""
 _QUERIES = load(__package__ or "", "outcomes")
 TABLE_OF_MESSAGE = _QUERIES["table_of_message"]
 _STATUSES = _QUERIES["statuses"].including(table_of_message=TABLE_OF_MESSAGE)
@@ -90,7 +93,7 @@ class CommitOutcome:
 
     @property
     def subject(self) -> str:
-        """The request that this answers, in words."""
+        """The request of this outcome, as words for a message."""
         if not self.commit_id:
             return "a message without an id"
         return f"commit {self.commit_id!r}" + (f" of table {self.table!r}" if self.table else "")
@@ -102,7 +105,7 @@ class CommitOutcome:
 
 
 def is_for_later(error: BaseException) -> bool:
-    """Returns whether the same request may be applied when it is tried again."""
+    """Returns True if the same request may succeed when it is tried again."""
     if isinstance(error, psycopg.OperationalError):
         return not (error.sqlstate or "").startswith(_LIMIT_EXCEEDED)
     if isinstance(error, ObjectNotFound):
@@ -112,7 +115,7 @@ def is_for_later(error: BaseException) -> bool:
 
 
 def check_schema(supplier: Supplier, error: BaseException) -> None:
-    """Raises `InstanceTooNew` if a newer schema may have caused the error, and the schema is newer."""
+    """Raises `InstanceTooNew` if the database has a newer schema, which may have caused the error."""
     cause = error.__cause__ or error
     if isinstance(cause, (*NOT_OUR_SCHEMA, psycopg.IntegrityError)):
         try:
@@ -124,9 +127,9 @@ def check_schema(supplier: Supplier, error: BaseException) -> None:
 
 
 def only_waits(error: BaseException) -> bool:
-    """Returns whether the request is clearly not at fault: a lock, a full server, a server shutting down.
+    """Returns True if the request clearly did not cause the error: a lock, a full server, a shutdown.
 
-    It is False for a server that died without an error, because the request may have killed it.
+    Returns False for a server that died without an error, because the request may have killed it.
     """
     if isinstance(error, BUSY):
         cause = error.__cause__
@@ -135,7 +138,7 @@ def only_waits(error: BaseException) -> bool:
 
 
 def error_class(error: BaseException) -> str:
-    """Returns the name of the error's class; for an error in `OUT_OF_REACH`, that of the class there."""
+    """Returns the name of the error's class, or that of its base class in `OUT_OF_REACH`."""
     base = next((kind for kind in OUT_OF_REACH if isinstance(error, kind)), type(error))
     return (base if is_for_later(error) else type(error)).__name__
 
@@ -169,13 +172,13 @@ class CommitStatus:
 
     @classmethod
     def of(cls, outcome: CommitOutcome) -> CommitStatus:
-        """Returns the status of a commit from its outcome, which is on disk and not `try_later`."""
+        """Returns the status of a commit, made from an outcome that is on disk and is not `try_later`."""
         return cls(outcome.commit_id, "rejected" if outcome.state == "rejected" else "applied", outcome.error)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that could not be handled, with the reason; `body` is its first 200 characters."""
+    """A message that could not be handled, with the reason. `body` is its first 200 characters."""
 
     queue: int
     reason: str
@@ -187,7 +190,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """A wait in the database until the message of one of these commits is deleted, for `seconds` at most."""
+    """A wait in the database, of at most `seconds`, until the message of one of these commits is deleted."""
 
     commit_ids: Sequence[str] = ()
     seconds: float = 0.0
@@ -201,7 +204,7 @@ class Awaiting:
     def then(
         self, query: Query, values: dict[str, Any], patience: Patience
     ) -> Callable[[psycopg.Connection[Any]], list[Any]]:
-        """Returns a function that waits and then runs `query`, in one round trip; it returns the rows."""
+        """Returns a function that waits and then runs `query`, in one round trip, and returns the rows."""
         if self.seconds <= 0 or not self.commit_ids:
             return rows_of(query, values)
         keys = Uuids([narrow_bytes(commit_id) for commit_id in self.commit_ids])
@@ -225,11 +228,11 @@ def commit_statuses(
     patience: Patience | None = None,
     table_ids: Sequence[int | None] = (),
 ) -> list[CommitStatus]:
-    """Returns the state of each commit, in their order, from one query.
+    """Returns the state of each commit, in the order of the ids, from one query.
 
-    `table_ids` says which table each commit is for. Without it, several tables may have a commit of the same
-    id, which is then pending until all of them have applied it. A commit that was applied less than
-    `durable_seconds` ago is pending while it has a message, as a crash may undo it.
+    `table_ids` contains the table of each commit. Without it, several tables may have a commit with the same
+    id. Such a commit is pending until all of them have applied it. A commit that was applied less than
+    `durable_seconds` ago is pending while it has a message, because a crash may undo it.
     """
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
@@ -264,15 +267,18 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
 
 
 def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) -> list[CommitOutcome]:
-    """Makes outcomes durable, in one statement; returns the outcomes that hold, in the order given.
+    """Makes outcomes durable, in one statement; returns the resulting outcomes, in the order given.
 
     Commits are applied by sessions that do not wait for the disk. A crash of the server, or a failover to a
-    standby, may undo them before this statement runs. A session that was open at `since` (by
-    `time.monotonic`, before the first commit was applied) proves that there was no crash, as sessions end
-    with their server. In any other session the statement looks for each applied commit. A commit that is
-    missing becomes `try_later`, and so does each refusal in the list, because it may depend on what was
-    undone. A message may be deleted, or its sender answered, only after this and only if the outcome returned
-    is final.
+    standby, may undo them before this statement runs.
+
+    `since` is a time of `time.monotonic`, before the first commit was applied. A session that was open then
+    proves that no crash happened, as sessions end with their server. In any other session, the statement
+    checks whether each applied commit still exists. The outcome of a missing commit becomes `try_later`. If
+    any is missing, each refusal becomes `try_later` too, because it may depend on an undone commit.
+
+    A message may be deleted, or its sender answered, only after this call, and only if the returned outcome
+    is not `try_later`.
     """
     named = {n: o for n, o in enumerate(outcomes) if o.commit_id and is_text(o.commit_id)}
     refused = {o.commit_id: n for n, o in named.items() if o.state == "rejected"}

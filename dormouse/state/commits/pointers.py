@@ -51,7 +51,7 @@ _OF_TABLE = "8"  # like _TIMED, followed by the table's id
 
 
 def new_name(commit_key: UUID, table_id: int | None) -> str:
-    """Returns a name for a body's object, which no other object has."""
+    """Returns a new, unique name for the object of a body."""
     made = f"{time.time_ns() // 1_000_000:012x}"
     has_table = table_id is not None and 0 <= table_id <= TABLE_ID_MAX  # anything may be sent to a queue
     about = _TIMED if not has_table else f"{_OF_TABLE}{table_id:08x}"
@@ -59,22 +59,25 @@ def new_name(commit_key: UUID, table_id: int | None) -> str:
 
 
 def commit_key_of(name: str) -> str | None:
-    """Returns the key of the commit of a body's object, in hexadecimal; None for any other object."""
+    """Returns the commit key in the name of a body's object, in hexadecimal.
+
+    Returns None for the name of any other object.
+    """
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 
 
 def made_at(name: str) -> float | None:
-    """Returns when a body's object was made, in seconds since 1970 by its sender's clock.
+    """Returns the time in the name of a body's object, in seconds since 1970 by its sender's clock.
 
-    None when the name has no time.
+    This is when the object was made. Returns None when the name contains no time.
     """
     match = _NAME.fullmatch(name)
     return int(match[2][:12], 16) / 1_000 if match and match[2][12] in (_TIMED, _OF_TABLE) else None
 
 
 def table_id_in(name: str) -> int | None:
-    """Returns the id of the table of a body's commit; None when the name has none."""
+    """Returns the table id in the name of a body's object; None when the name contains none."""
     match = _NAME.fullmatch(name)
     return int(match[2][13:21], 16) if match and match[2][12] == _OF_TABLE else None
 
@@ -83,7 +86,8 @@ RETRY_SECONDS = 5.0
 FITTING_AT_FIRST = 10_000
 """The number of messages to receive at once, at first.
 
-When their bodies exceed `RECEIVED_BYTES_MAX`, it becomes the number that fitted, and then doubles each time.
+If their bodies exceed `RECEIVED_BYTES_MAX`, the number falls to the count that fitted. Afterwards it doubles
+each time that messages are received.
 """
 
 logger = logging.getLogger(__name__)
@@ -98,7 +102,7 @@ class PointedMessage(Message):
 
 
 class PointerQueue:
-    """A `CommitQueue` that wraps another one, and replaces bodies that are too large for it by pointers."""
+    """A `CommitQueue` that wraps another queue, and replaces bodies too large for that queue by pointers."""
 
     def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
         self.body_bytes_max = BODY_BYTES_MAX
@@ -109,7 +113,10 @@ class PointerQueue:
         self._fitting = FITTING_AT_FIRST
 
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
-        """Writes the objects of large bodies first, then sends the messages: no pointer lacks its object."""
+        """Sends messages, after writing the objects of large bodies.
+
+        In this order, no pointer is sent before its object exists.
+        """
         self._queue.send([body if self._fits(body) else self._put(body) for body in bodies], tables)
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
@@ -123,7 +130,10 @@ class PointerQueue:
         return taken
 
     def delete(self, messages: Sequence[Message]) -> None:
-        """Deletes the messages first, then their objects: a pointer must not outlive its object."""
+        """Deletes messages, and then the objects of their bodies.
+
+        In this order, no pointer remains after its object is deleted.
+        """
         self._queue.delete(messages)
         delete_bodies(messages, self._objects)
 
@@ -134,7 +144,7 @@ class PointerQueue:
         self._queue.send_again(_as_sent(messages), seconds)
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """Buries the pointers of messages, and keeps their objects."""
+        """Moves the pointers of messages to the dead letters, and keeps their objects."""
         self._queue.bury(_as_sent(messages), reason)
 
     def depth(self) -> QueueDepth:
@@ -145,7 +155,7 @@ class PointerQueue:
         return len(body) * 4 <= bytes_max or len(body.encode(errors="replace")) <= bytes_max
 
     def _put(self, body: str) -> str:
-        """Writes the object of a body; returns the pointer as JSON."""
+        """Writes a body to an object; returns the pointer to it as JSON."""
         commit_id = commit_id_of(body)
         table_id = table_id_of(body)
         name = new_name(narrow_id(commit_id or body), table_id)
@@ -172,8 +182,8 @@ def with_bodies(
 
     1. The messages with their bodies. A pointer whose object no longer exists stays as it is, and `decode`
        refuses it.
-    2. Those whose objects cannot be read now.
-    3. Those with which the first list would have more than `RECEIVED_BYTES_MAX`.
+    2. Messages whose objects cannot be read now.
+    3. Messages that would make the first list larger than `RECEIVED_BYTES_MAX`.
     """
     taken, unreadable, rest = list[Message](), list[Message](), list[Message]()
     room = RECEIVED_BYTES_MAX
@@ -197,7 +207,7 @@ def with_bodies(
 
 
 def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
-    """Deletes the objects of messages that were deleted."""
+    """Deletes the objects with the bodies of messages that were deleted."""
     names = [(message.object_name, None) for message in messages if isinstance(message, PointedMessage)]
     sweep(objects, [names] if names else []).warn()
 
@@ -216,7 +226,10 @@ def _followed(message: Message, name: str, objects: ObjectStore) -> Message:
 
 
 def object_of(body: str) -> str | None:
-    """Returns the object that a pointer names; None for other messages, and for other kinds of objects."""
+    """Returns the name of the object that a pointer names.
+
+    Returns None if the body is no pointer, or if the object does not have the name of a body's object.
+    """
     if not body.startswith(f'{{"version":{VERSION},"type":"{POINTER}",'):
         return None
     try:
@@ -230,10 +243,10 @@ def object_of(body: str) -> str | None:
 # A body is left without a message when a committer or a sender dies between the object and the message.
 
 ELSEWHERE_SECONDS = 2 * 365 * 86_400.0
-"""How long the bodies of unknown commits are kept when the queue is SQS.
+"""How long the bodies of unknown commits are kept when the queue is SQS, in seconds.
 
-SQS keeps a message for 14 days, but the messages of a paused instance are sent again as long as it is paused.
-A queue in the database can be searched, so there the setting `objects_kept_seconds` is enough.
+SQS keeps a message for 14 days. But while an instance is paused, its messages are sent again and again. A
+queue in the database can be searched, so there the setting `objects_kept_seconds` is enough.
 """
 
 APPLIED_SECONDS = 3_600.0
@@ -244,7 +257,7 @@ _FORGET_DEAD_POINTERS = _QUERIES["forget_dead_pointers"].including(table_of_mess
 
 
 def sweep_bodies(supplier: Supplier, objects: ObjectStore, kept_seconds: float = ELSEWHERE_SECONDS) -> int:
-    """Deletes the bodies that no message refers to; returns how many.
+    """Deletes the bodies that no message refers to; returns the number of deleted bodies.
 
     A dead letter keeps its body until its table is dropped. Bodies of unknown commits stay for
     `kept_seconds`, as their messages may be in a queue that cannot be searched.

@@ -1,7 +1,8 @@
 """The commit queue in PostgreSQL, for instances that have no other.
 
-Senders insert rows. Receivers take them with `FOR UPDATE SKIP LOCKED`; when there are none, they sleep until
-they are notified. Source: procrastinate's and River's job tables. All times are by the database's clock.
+Senders insert rows. Receivers take rows with `FOR UPDATE SKIP LOCKED`; when there are none, they sleep until
+they are notified. The job tables of procrastinate and River work in the same way. All times are by the
+database's clock.
 """
 
 from __future__ import annotations
@@ -48,11 +49,17 @@ from dormouse.state.commits.requests import commit_id_of
 BODY_BYTES_MAX = 8 * 2**20
 QUEUE_MAX = (1 << 15) - 1
 HIDDEN_SECONDS_MAX = 900.0
-"""The longest time to hide a message. One that is hidden for longer shows that the clock was set back."""
+"""The longest time to hide a message, in seconds.
+
+If a message is hidden for longer, the database's clock was set back.
+"""
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.25
 FIRST_POLLS_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08)
-"""The first waits between two looks; short, as a sender may notify just before a receiver listens."""
+"""The first pauses between two looks at the queue.
+
+They are short, because a sender may notify just before the receiver begins to listen.
+"""
 COUNTED_MAX = 100_000
 REASON_CHARACTERS_MAX = 10_000
 ATTEMPTS_MAX = 3
@@ -75,7 +82,8 @@ _Values = dict[str, Any]
 class PostgresQueue:
     """A `CommitQueue` in the instance's database; `queue` is its number, 0 to 32,767.
 
-    Depth is exact up to `COUNTED_MAX` messages. Besides `CommitQueueError`, it raises what the supplier does.
+    Its depth is exact up to `COUNTED_MAX` messages. Besides `CommitQueueError`, its methods raise the errors
+    of the supplier.
     """
 
     knows_tables = True
@@ -105,9 +113,10 @@ class PostgresQueue:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Sends messages, all or none; with `conn`, as part of its transaction.
+        """Sends all messages or none; with `conn`, in the transaction of that connection.
 
-        Raises `CommitOutcomeUnknown` when the connection died meanwhile: sending them again does no harm.
+        Raises `CommitOutcomeUnknown` when the connection was lost during the call. Sending the messages again
+        then does no harm.
         """
         if not bodies:
             return
@@ -169,7 +178,10 @@ class PostgresQueue:
         return QueueDepth(messages, max(oldest_seconds, 0.0), approximate=messages >= COUNTED_MAX)
 
     def _wait(self, conn: psycopg.Connection[Any], limit: int, seconds: float) -> list[Message]:
-        """Sleeps until a message can be taken, on a connection that listens; returns the messages."""
+        """Waits until a message can be taken, but at most `seconds`; returns the messages.
+
+        `conn` listens for notifications during the wait.
+        """
         deadline = time.monotonic() + seconds
         with self._listening(conn, seconds):
             for pause in chain(FIRST_POLLS_SECONDS, repeat(POLL_SECONDS)):
@@ -226,9 +238,10 @@ class PostgresQueue:
             return run_statement(self._supplier, work, operation=f"commit queue {what}")
 
     def _again(self, query: str, values: _Values, since: float | None = None) -> None:
-        """Runs a statement on deliveries, which may run twice; repeats it while its outcome is unknown.
+        """Runs a statement that changes deliveries, and repeats it while its outcome is unknown.
 
-        With `since` (by `time.monotonic`), the statement learns whether its session was open then.
+        The statement may run twice. With `since`, a time of `time.monotonic`, the statement gets to know
+        whether its session was open then.
         """
 
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
@@ -273,8 +286,8 @@ class PostgresQueue:
 class _Sight:
     """The time from which a receiver searches its queue, so that it skips index entries of dead rows.
 
-    Usually that is a little before the last message received. Once a second the whole queue is searched, to
-    find messages of long transactions and of a clock that was set back.
+    Usually that is a little before the last message received. Once a second, the whole queue is searched.
+    This finds messages of long transactions, and messages that were sent after the clock was set back.
     """
 
     def __init__(self) -> None:
@@ -300,7 +313,7 @@ class _Sight:
 
 
 def commit_key(body: str) -> bytes:
-    """Returns the key of a message, 16 bytes: a digest of its commit id, or of the body if it has none."""
+    """Returns the key of a message: a digest, 16 bytes, of its commit id, or of the body if it has none."""
     return narrow_bytes(commit_id_of(body) or body)
 
 
@@ -314,6 +327,6 @@ def _deliveries(messages: Sequence[Message]) -> _Values:
 
 
 def rehome(supplier: Supplier, queues: int) -> None:
-    """Moves the messages of queues that no longer exist to the `queues` that do."""
+    """Moves the messages of queues that no longer exist to existing ones; `queues` is their number."""
     values = {"queues": queues}
     run_transaction(supplier, rows_of(_QUERIES["rehome"], values), operation="rehome messages")

@@ -1,8 +1,8 @@
-"""The interface of commit queues, whose messages are delivered at least once, in no order; and backpressure.
+"""The interface of commit queues, which deliver messages at least once and in no order; and backpressure.
 
-Senders and jobs, which make work for the committer, wait while its queue is long: above the high mark, and
-until the queue is down to half of it. An approximate depth, as SQS gives it, counts only when several looks
-agree.
+Senders and jobs make work for the committer. They begin to wait when its queue is longer than the high mark,
+and go on when the queue has fallen to half of the mark. An approximate depth, as SQS gives it, counts only
+when several looks agree.
 """
 
 from __future__ import annotations
@@ -23,37 +23,44 @@ T = TypeVar("T")
 TableName: TypeAlias = tuple[str, str]
 """A table's UUID, and the name that its sender knows."""
 RECEIVED_BYTES_MAX = 4 * 2**20
-"""The bytes that one receiver gets at once, some 40,000 files; a larger message comes alone."""
+"""The most bytes that one receiver gets at once, enough for some 40,000 files.
+
+A larger message comes alone.
+"""
 # A caller first looks for its answer after the time that recent answers took, then less and less often.
 
 SECONDS_MIN, SECONDS_MAX = 0.002, 0.5
 _SOONER, _LATER = 0.93, 1.075
-"""The factors of the first wait, after a first look that found the answer or did not.
+"""The factors by which the wait before the first look changes.
 
-They balance when half of the first looks find it: a shorter wait costs more looks, a longer one costs time.
+The first factor applies if the first look found the answer, the second if it did not. They balance when half
+of the first looks find it. A shorter wait costs more looks, and a longer one costs time.
 """
 logger = logging.getLogger(__name__)
 Waiting = Callable[[str], object]
 AGE_MESSAGES_MIN = 100
-"""The messages from which the age of the oldest counts, so that a single retried one stops no sender."""
+"""The number of messages from which the age of the oldest counts.
+
+So one message that is retried for long does not stop senders.
+"""
 LOOK_SECONDS = 0.1
 LOOK_SECONDS_APPROXIMATE = 1.0
 LOOKS_TO_BELIEVE = 3
 SAY_AGAIN_SECONDS = 10.0
 UNLOOKED_SECONDS_MAX = 0.5
-"""How long a sender may rely on the last look at the depth."""
+"""How long a sender may rely on the last look at the depth, in seconds."""
 UNLOOKED_SHARE = 10
-"""Senders may fill a tenth of the room below the high mark before they look again."""
+"""The divisor of the room below the high mark: senders may fill a tenth before they look again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A delivery of a body.
+    """One delivery of a message, with the message's text as `body`.
 
     - `receipt`: the id of this delivery.
     - `receive_count`: 1 at the first delivery.
-    - `sent_at`: by the queue's clock.
-    - `born`: the same moment by this process's `time.monotonic`. It is made from the age that the queue
+    - `sent_at`: when the message was sent, by the queue's clock.
+    - `born`: the same moment by this process's `time.monotonic`. It is computed from the age that the queue
       gives, as the clocks may differ.
     """
 
@@ -70,7 +77,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """The number of messages, including those being worked on, and the age of the oldest (none: 0)."""
+    """The number of messages in a queue, with those being worked on, and the age of the oldest.
+
+    The age is 0 if there are no messages.
+    """
 
     messages: int
     oldest_seconds: float
@@ -78,57 +88,59 @@ class QueueDepth:
 
 
 class TablesRenamed(CommitQueueError):
-    """An error for messages of a table that was renamed or dropped since the sender read its name."""
+    """An error for messages of a table that was renamed or dropped after the sender had read its name."""
 
 
 class CommitQueue(Protocol):
     """A queue of messages. A received message is hidden for a while, then delivered again unless deleted.
 
-    Every failure is a `CommitQueueError` that names the queue and the cause. Threads may share a queue.
+    Every failure raises a `CommitQueueError` that names the queue and the cause. Threads may share a queue.
     """
 
     body_bytes_max: int
     """The largest body of a message, in bytes."""
     visibility_seconds: float
-    """How long a received message is hidden."""
+    """How long a received message is hidden, in seconds."""
     knows_tables: bool
     """True if `send` checks the names of tables."""
 
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
-        """Sends messages; when it raises, some may have been sent.
+        """Sends messages. If an error is raised, some of them may have been sent.
 
-        A queue with `knows_tables` raises `TablesRenamed`, and sends none, if a table no longer has its name
-        in `tables`.
+        `tables` contains the names that the tables must still have. If one has another name, a queue with
+        `knows_tables` raises `TablesRenamed` and sends none of the messages.
         """
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
-        """Returns at most `limit` messages at once, or waits up to `wait_seconds` for the first; maybe none.
+        """Returns at most `limit` messages that are there, or waits up to `wait_seconds` for the first.
 
-        Together they have about `RECEIVED_BYTES_MAX` at most, unless the first one alone is larger.
+        Returns an empty list if none came. The messages together have at most about `RECEIVED_BYTES_MAX`,
+        unless the first one alone is larger.
         """
 
     def delete(self, messages: Sequence[Message]) -> None:
-        """Deletes messages that are done; skips those that were delivered again since."""
+        """Deletes messages that were handled; skips messages that have been delivered again."""
 
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
         """Delivers messages again after `seconds`."""
 
     def send_again(self, messages: Sequence[Message], seconds: float) -> None:
-        """Delivers messages again after `seconds`, as if they had not been received; maybe twice."""
+        """Delivers messages again after `seconds`, perhaps twice, as if they had never been received."""
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
-        """Moves messages to the dead letters, which are not delivered, with a reason for a person to read."""
+        """Moves messages to the dead letters, which are not delivered; `reason` is text for a person."""
 
     def depth(self) -> QueueDepth:
-        """Returns how many messages the queue has, and the age of the oldest."""
+        """Returns the number of messages in the queue, and the age of the oldest."""
 
 
 def batches(
     items: Iterable[T], size_of: Callable[[T], int], size_max: int, count_max: int | None = None
 ) -> Iterator[list[T]]:
-    """Yields items in batches, in their order: at most `size_max` and `count_max` a batch.
+    """Yields items in batches, in their order.
 
-    An item that is larger than `size_max` comes alone.
+    A batch has at most `count_max` items, whose sizes add up to at most `size_max`. An item that is larger
+    than `size_max` comes alone.
     """
     batch: list[T] = []
     size = 0
@@ -144,19 +156,22 @@ def batches(
 
 
 def check_hidden(what: str, seconds: float, seconds_max: float) -> None:
-    """Raises `InvalidInput` for a time for which a queue cannot hide a message."""
+    """Raises `InvalidInput` if a queue cannot hide a message for this time."""
     if not 0 <= seconds <= seconds_max:
         raise InvalidInput(f"{what} must be from 0 to {seconds_max:g}, not {seconds!r}")
 
 
 def queue_number(table_id: int, queues: int) -> int:
-    """Returns the queue of a table's requests, the same in every process; changing `queues` moves tables."""
+    """Returns the number of the queue for a table's requests, from 0 to `queues` - 1.
+
+    It is the same in every process. With another number of `queues`, the table may have another queue.
+    """
     digest = blake2b(table_id.to_bytes(8, "big", signed=True), digest_size=8).digest()
     return int.from_bytes(digest, "big") % queues
 
 
 class Patience:
-    """An estimate of how long answers take, learned from the looks for them. Threads may share one."""
+    """An estimate of how long answers take, learned from earlier answers. Threads may share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -164,13 +179,17 @@ class Patience:
         """The seconds to wait before the first look."""
 
     def learn(self, looks: int) -> None:
-        """Adapts `usual` after an answer took this number of looks, the first of them after `usual`."""
+        """Adapts `usual` after one answer.
+
+        `looks` is the number of looks that the answer took. The first of these looks was after `usual`
+        seconds.
+        """
         with self._lock:
             usual = self.usual * (_SOONER if looks <= 1 else _LATER)
             self.usual = min(max(usual, SECONDS_MIN), SECONDS_MAX / 10)
 
     def pauses(self) -> Iterator[float]:
-        """Yields the seconds to wait before each look; learns from how many are taken."""
+        """Yields the seconds to wait before each look; at its end, learns from the number of looks."""
         usual, looks = self.usual, 1
         try:
             yield usual
@@ -182,7 +201,7 @@ class Patience:
 
 
 def more_and_more(pause: float) -> Iterator[float]:
-    """Yields pauses without end, each half as long again as the last, up to `SECONDS_MAX`."""
+    """Yields pauses in seconds without end, each 1.5 times the last, up to `SECONDS_MAX`."""
     while True:
         yield pause
         pause = min(1.5 * pause, SECONDS_MAX)
@@ -190,14 +209,18 @@ def more_and_more(pause: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The high marks above which callers wait, until half of both is reached; and the longest wait."""
+    """The high marks of a queue: the number of messages, and the age of the oldest in seconds.
+
+    Above one of the marks, callers wait until both values have fallen to half of their marks, but at most
+    `wait_seconds_max`.
+    """
 
     messages_max: int = 10_000
     age_seconds_max: float = 60
     wait_seconds_max: float = 300
 
     def is_above(self, depth: QueueDepth, share: float = 1.0) -> bool:
-        """Returns whether the depth is above this share of the marks."""
+        """Returns True if the depth is above this share of a mark."""
         old = depth.messages >= AGE_MESSAGES_MIN and depth.oldest_seconds > share * self.age_seconds_max
         return old or depth.messages > share * self.messages_max
 
@@ -231,7 +254,7 @@ class Gate:
         """Waits until the queue is short enough; returns its depth at the last look.
 
         Calls `waiting` with the reason while it waits. Raises `CommitQueueFull` after `wait_seconds_max`, and
-        `CommitQueueError`.
+        `CommitQueueError` if the queue fails.
         """
         below, depth = self._look(1.0)
         started, say_at = time.monotonic(), 0.0
@@ -250,9 +273,9 @@ class Gate:
         return depth
 
     def admit(self, messages: int, waiting: Waiting | None = None) -> None:
-        """Waits like `wait`, for a sender of so many messages.
+        """Waits, like `wait`, until a sender may send so many messages.
 
-        Skips the look if the last one is recent, and left room for more messages than were sent since.
+        Does not look at the queue if the last look was recent and found room for these messages, too.
         """
         with self._lock:
             fresh = time.monotonic() - self._looked_at < UNLOOKED_SECONDS_MAX
@@ -265,10 +288,10 @@ class Gate:
             self._unlooked = max(0, room // UNLOOKED_SHARE - messages)
 
     def _look(self, share: float) -> tuple[bool, QueueDepth]:
-        """Returns whether the queue is below this share of the marks, and its depth at the last look.
+        """Returns True if the queue is below this share of the marks, and its depth at the last look.
 
-        When depths are approximate, a change must be seen `LOOKS_TO_BELIEVE` times in a row: one look above
-        stops no sender, and one look below lets no waiting sender in.
+        When depths are approximate, a change must be seen `LOOKS_TO_BELIEVE` times in a row. So one wrong
+        depth neither stops a sender nor lets a waiting sender continue.
         """
         was_below = share == 1.0
         for look in range(1, LOOKS_TO_BELIEVE + 1):

@@ -22,9 +22,9 @@ from dormouse.state.commits import encoding
 
 VERSION = encoding.VERSION
 POINTER = "pointer"
-"""The type of a message whose body is an object: `commits.pointers`."""
+"""The type of a message whose body is stored as an object; see `commits.pointers`."""
 BODY_BYTES_MAX = 64 * 2**20
-"""The largest request as JSON, in bytes; a larger one is refused, and the caller sends several."""
+"""The largest request as JSON, in bytes. A larger one is refused; the caller sends several smaller ones."""
 POINT_BYTES_MAX = 2**20
 _ATTEMPT_ID = re.compile("[0-9a-f]{32}")
 _POINT_MAX = (1 << 63) - 1
@@ -33,9 +33,10 @@ _SHORTENED_CHARACTERS_MAX = 80
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """A change of one table, with an id that makes it apply once.
+    """A change of one table, with an id. A request is applied once, even if it is sent several times.
 
-    `holds` is the name of the field with its items, a tuple of at least one, and their type.
+    `holds` describes the field that contains the items, a tuple of at least one: its name and the items'
+    type.
     """
 
     version: ClassVar[int] = VERSION
@@ -70,7 +71,8 @@ class AddFiles(_Request):
     """A request to add files that are not tracked yet.
 
     - `attempt_id`: the write attempt that the commit ends.
-    - `source`: a digest, 16 bytes, of the data that the files were made of; recorded with the commit id.
+    - `source`: a digest, 16 bytes, of the data from which the files were made. It is recorded with the commit
+      id.
     """
 
     kind: ClassVar[str] = "add_files"
@@ -133,7 +135,7 @@ class DeleteCollectedFiles(_Request):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPartition(_Request):
-    """A request to divide a leaf partition at a point of a row key: that of `field`, or the first."""
+    """A request to divide a leaf partition at a point of the row key `field` (None: the first row key)."""
 
     kind: ClassVar[str] = "split_partition"
     partition_id: str
@@ -146,7 +148,7 @@ class SplitPartition(_Request):
 
     @property
     def typed_point(self) -> dict[str, KeyValue]:
-        """The point as its message has it: `encoding._Point`."""
+        """The point with the name of its type, as in a message: `encoding._Point`."""
         return {type(self.point).__name__: self.point}
 
     def _check(self) -> None:
@@ -172,7 +174,10 @@ encoding.prepare(request for request in _REQUESTS.values() if request is not Spl
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A request with its table's id, which survives a rename, and UUID, which survives a restore."""
+    """A request with its table's id, which a rename does not change, and the table's UUID.
+
+    A database that was restored may give the id to another table, but not the UUID.
+    """
 
     request: CommitRequest
     table_id: int | None = None
@@ -180,12 +185,12 @@ class Envelope:
 
 
 def attempt_of(request: object) -> str | None:
-    """Returns the write attempt that a request ends; None if it ends none."""
+    """Returns the id of the write attempt that a request ends; None if it ends none."""
     return request.attempt_id if isinstance(request, _WITH_ATTEMPTS) else None
 
 
 def source_of(request: object) -> bytes | None:
-    """Returns the digest of the data that a request's files were made of."""
+    """Returns the digest of the data from which a request's files were made; None if it has none."""
     return request.source if isinstance(request, AddFiles) else None
 
 
@@ -199,7 +204,10 @@ def names_of_new_files(request: CommitRequest) -> list[str]:
 
 
 def encode(request: CommitRequest, *, table_id: int | None = None, table_uuid: str | None = None) -> str:
-    """Returns the request as one line of JSON, in ASCII. Raises `InvalidCommitRequest` if it is too large."""
+    """Returns the request as one line of JSON, in ASCII.
+
+    Raises `InvalidCommitRequest` if the request is too large.
+    """
     try:
         message = encoding.converted(request, encoding.MESSAGES[request.kind])
         message.table_id, message.table_uuid = table_id, table_uuid
@@ -211,10 +219,10 @@ def encode(request: CommitRequest, *, table_id: int | None = None, table_uuid: s
 
 
 def decode(body: str | bytes) -> Envelope:
-    """Returns the request that `encode` wrote; raises `InvalidCommitRequest` for anything else.
+    """Returns the request that `encode` wrote; raises `InvalidCommitRequest` for any other body.
 
-    Raises its subclass `CommitRequestTooNew` for what a newer Dormouse may have written: a later version, or
-    an unknown type or key.
+    Raises the subclass `CommitRequestTooNew` for a body that a newer Dormouse may have written. Such a body
+    has a later version, or an unknown type or key.
     """
     try:
         _check_size(len(body))
@@ -226,7 +234,7 @@ def decode(body: str | bytes) -> Envelope:
 
 
 def commit_id_of(body: str) -> str | None:
-    """Returns the commit id that a body names, also if `decode` refuses the body; None if it names none."""
+    """Returns the commit id in a body, even in one that `decode` refuses; None if it contains none."""
     try:
         commit_id = encoding.head_of(body).commit_id
         check_text("commit_id", commit_id)
@@ -236,7 +244,7 @@ def commit_id_of(body: str) -> str | None:
 
 
 def table_id_of(body: str) -> int | None:
-    """Returns the id of the table that a body names; None if it names none, or something that is no id."""
+    """Returns the table id in a body; None if it contains none, or a value that is no id."""
     try:
         table_id = encoding.head_of(body).table_id
     except (ValueError, RecursionError):
@@ -258,7 +266,10 @@ def _request_of(message: encoding.Message) -> CommitRequest:
 
 
 def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
-    """Returns the error for a body that `decode` refuses, by the first part of its head that is not known."""
+    """Returns the error for a body that `decode` refuses.
+
+    It names the first part of the body's head that is not known.
+    """
     if isinstance(cause := error.__cause__ or error, InvalidCommitRequest):
         return cause  # the body was read, and the request refused its values
     try:
@@ -289,7 +300,7 @@ def _refusal(body: str | bytes, error: Exception) -> InvalidCommitRequest:
 
 
 def _all_are(expected: type, what: str, values: Any) -> tuple[Any, ...]:
-    """Returns the values as a tuple; raises unless there is at least one, and all have the expected type."""
+    """Returns the values as a tuple; raises `InvalidInput` if there are none, or one has another type."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidInput(f"{what} must be a tuple of {expected.__name__}, not {_shortened(values)}")
     items = tuple(values)

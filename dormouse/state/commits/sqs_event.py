@@ -1,4 +1,4 @@
-"""The handling of a batch of SQS records in a lambda: the batch is applied, and answered record by record."""
+"""The handling of a batch of SQS records in a lambda, with an answer for each record."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ from dormouse.state.commits.queue import Message
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
-"""How long to retry requests that wait for inputs: another lambda usually applies these at the same time."""
+"""How long to retry requests that wait for inputs, in seconds.
+
+Usually another lambda applies the requests that make these inputs at the same time.
+"""
 
 IDLE_SECONDS_MAX = 2.0
-"""How long to retry without success: inputs that take longer may be behind many messages of the queue."""
+"""How long to retry without success, in seconds.
+
+Inputs that take longer may be behind many messages of the queue.
+"""
 
 FIRST_PAUSE_SECONDS = 0.1
 
@@ -37,7 +43,7 @@ class Answer:
 
     - `again`: the ids of the messages that SQS shall deliver again.
     - `applied`: the number of requests that were applied, now or before.
-    - `rejected`: the number of requests that were refused for good.
+    - `rejected`: the number of requests that are refused and not tried again.
     - `later`: the number of requests that are tried again.
     - `dead`: the number of messages that a committer would bury. SQS delivers them again until it moves them
       to its dead-letter queue.
@@ -60,10 +66,10 @@ def handle(
 ) -> Answer:
     """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
 
-    A request that waits for its inputs is retried for `patience_seconds` at most, and only while some of
-    these requests succeed, as SQS would deliver it only after the visibility timeout. A request that was
-    refused for good is acknowledged; its submitter finds the reason by its commit id. These messages go to
-    the dead-letter queue of SQS, and keep their objects:
+    A request that waits for its inputs is retried here, because SQS would deliver it only after the
+    visibility timeout. The retries last at most `patience_seconds`, and end earlier if none of these requests
+    succeeds. A refused request is acknowledged; its submitter finds the reason by its commit id. These
+    messages go to the dead-letter queue of SQS, and keep their objects:
 
     - messages that cannot be read
     - requests that never got their inputs
@@ -98,7 +104,7 @@ def handle(
 
 
 def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) -> list[Handled]:
-    """Handles messages, and retries those that wait for inputs; returns the last result for each."""
+    """Handles messages, and retries those that wait for inputs; returns the last result of each message."""
     results = {item.message.receipt: item for item in handler.handle(messages)}
     end = time.monotonic() + seconds
     idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS

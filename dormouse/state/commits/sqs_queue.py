@@ -1,4 +1,4 @@
-"""The commit queue in Amazon SQS: a standard queue, which must exist."""
+"""The commit queue in Amazon SQS: a standard queue, which must exist already."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dormouse.state.commits.queue import (
 BATCH_MESSAGES_MAX = 10
 BATCH_BYTES_MAX = 2**20
 BODY_BYTES_MAX = 2**20 - 4096
-"""The largest body, which leaves room for the reason of a dead letter."""
+"""The largest body, in bytes. It leaves room for the reason that a dead letter gets."""
 WAIT_SECONDS_MAX = 20
 HIDDEN_SECONDS_MAX = 43_200
 DELAY_SECONDS_MAX = 900
@@ -59,8 +59,8 @@ _Entry = dict[str, Any]
 class SqsQueue:
     """A `CommitQueue` at a URL of SQS. `client` holds options of the boto3 client, e.g. its region.
 
-    The depth is approximate; its age is that of the oldest message in the last batch received here. Dead
-    letters go to the dead-letter queue of the queue's redrive policy.
+    Its depth is approximate; the age in it is that of the oldest message in the last batch received here.
+    Dead letters go to the dead-letter queue of the queue's redrive policy.
     """
 
     knows_tables = False
@@ -119,7 +119,10 @@ class SqsQueue:
         self._for_receipts("change_message_visibility_batch", messages, change)
 
     def send_again(self, messages: Sequence[Message], seconds: float) -> None:
-        """Sends copies of the messages and deletes these, as SQS buries what was delivered too often."""
+        """Sends copies of the messages, and deletes the messages.
+
+        Copies start with a new count of deliveries. SQS would bury a message that was delivered too often.
+        """
         check_hidden("seconds", seconds, DELAY_SECONDS_MAX)
         delay = math.ceil(seconds)
         self._send(self._url, [{"MessageBody": each.body, "DelaySeconds": delay} for each in messages])
@@ -128,7 +131,7 @@ class SqsQueue:
     def bury(self, messages: Sequence[Message], reason: str) -> None:
         """Sends messages to the dead-letter queue, with the attribute `reason`, and deletes them here.
 
-        Raises `CommitQueueError` when the queue has none; the messages stay then.
+        If the queue has no dead-letter queue, raises `CommitQueueError` and deletes nothing.
         """
         if not messages:
             return
@@ -168,13 +171,13 @@ class SqsQueue:
         return [_message(entry, now) for entry in answer.get("Messages", ())]
 
     def _send(self, url: str, entries: Sequence[_Entry]) -> None:
-        """Sends entries, ten a call; sends those again that failed through a fault of SQS."""
+        """Sends entries, ten in a call; sends an entry again if it failed through a fault of SQS."""
         for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
             if failed := self._batch("send_message_batch", url, batch):
                 raise _refused(f"commit queue {url} refused", failed, len(batch))
 
     def _for_receipts(self, operation: str, messages: Sequence[Message], change: _Entry) -> None:
-        """Calls an operation on deliveries, ten a call; skips those that were delivered again since."""
+        """Calls an operation on deliveries, ten in a call; skips messages that were delivered again since."""
         entries = [{"ReceiptHandle": message.receipt, **change} for message in messages]
         failed: list[_Entry] = []
         for start in range(0, len(entries), BATCH_MESSAGES_MAX):
@@ -184,9 +187,9 @@ class SqsQueue:
             raise _refused(f"commit queue {self._url}: {operation} failed for", serious, len(messages))
 
     def _batch(self, operation: str, url: str, entries: Sequence[_Entry]) -> list[_Entry]:
-        """Runs a batch operation, and retries entries that failed through a fault of SQS.
+        """Runs a batch operation, and retries the entries that failed through a fault of SQS.
 
-        Returns the failures of the other entries, and of those that still fail after `ATTEMPTS_MAX`.
+        Returns the failures that are no fault of SQS, and those that remain after `ATTEMPTS_MAX` tries.
         """
         numbered = {str(number): {"Id": str(number), **entry} for number, entry in enumerate(entries)}
         hopeless: list[_Entry] = []
@@ -240,7 +243,7 @@ class SqsQueue:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raises errors of boto3 as a `CommitQueueError` of one line that names the queue."""
+        """Turns each error of boto3 into a `CommitQueueError` of one line that names the queue."""
         try:
             yield
         except (DependencyMissing, CommitQueueError):
@@ -256,7 +259,7 @@ class SqsQueue:
 
 
 def _message(entry: _Entry, now: datetime) -> Message:
-    """Makes a message of a delivery; `now` is by the clock of SQS."""
+    """Returns a delivery by SQS as a `Message`; `now` is the time by the clock of SQS."""
     attributes = entry["Attributes"]
     sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1000, UTC)
     count = int(attributes["ApproximateReceiveCount"])

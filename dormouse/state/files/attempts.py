@@ -1,7 +1,8 @@
-"""Write attempts: a writer announces itself before it writes, so that objects of dead writers are found.
+"""Write attempts: a writer records itself before it writes, so that the objects of dead writers are found.
 
-An attempt's objects share a prefix. The transaction that commits them ends the attempt. An abandoned attempt
-can commit nothing, so that collecting its objects never deletes a live file.
+The names of an attempt's objects begin with the same prefix. The transaction that commits the objects ends
+the attempt. An abandoned attempt can commit nothing, so its objects are never live files. They can be
+deleted.
 """
 
 from __future__ import annotations
@@ -42,17 +43,21 @@ WAIT_SECONDS_MAX = 600.0
 
 
 class Numbering:
-    """The exclusive right to give rows of a table running numbers. It ends with its database session."""
+    """The exclusive right to give running numbers to new rows of a table.
+
+    It ends with its database session.
+    """
 
     def __init__(self, lock: SessionLock, table: TableRecord) -> None:
         self._lock = lock
         self._table = table
 
     def check(self, conn: psycopg.Connection[Any]) -> None:
-        """Checks that the right was not lost since the rows got numbers, in the transaction that adds them.
+        """Checks that the right was not lost since the rows got their numbers.
 
-        A load that gets the right later waits until this transaction has ended, and then sees its numbers.
-        Raises `CommitFailed` when the session was lost: another load may have given the same numbers.
+        The transaction that adds the rows calls it. A load that gets the right later waits until this
+        transaction has ended, and then sees its numbers. Raises `CommitFailed` when the session was lost,
+        because another load may then have given the same numbers.
         """
         conn.execute(_QUERIES["begin_commit"].on(), {"table_id": self._table.table_id})
         self._lock.fence(conn, _QUERIES["is_alone"])
@@ -60,9 +65,9 @@ class Numbering:
 
 @contextmanager
 def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numbering]:
-    """Takes the exclusive right to number rows of the table, after waiting for another load that has it.
+    """Waits for other loads with the exclusive right to number rows of the table, then takes this right.
 
-    The load calls `check` as it commits. Raises `TableBusy` after `WAIT_SECONDS_MAX`.
+    The load calls `check` as it commits. Raises `TableBusy` after waiting `WAIT_SECONDS_MAX`.
     """
     values = {"table_id": table.table_id}
     busy = TableBusy(
@@ -87,7 +92,7 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
 
 LISTED_NAMES_MAX = 10_000
 NO_TABLE = 0
-"""The id of no table: with it, `collect_abandoned` collects only for tables that were dropped."""
+"""The id of no table. `collect_abandoned` with this id collects only for dropped tables."""
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
@@ -95,9 +100,10 @@ _QUERIES = load(__package__ or "", "attempts")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a load among the loads and deletions of a keyed table: before all that begin later.
+    """The place of a load in the order of a keyed table's loads and deletions.
 
-    `deletions_till` is the number of the last deletion before it.
+    It is before the places of all loads and deletions that begin later. `deletions_till` is the number of the
+    last deletion before it.
     """
 
     sequence: int
@@ -107,9 +113,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """One try of a job that writes objects, with its version of the schema.
+    """One try of a job that writes objects, with the version of the schema that it writes.
 
-    A load of a keyed table has a place.
+    Only a load of a keyed table has a place.
     """
 
     table_id: int
@@ -120,7 +126,7 @@ class WriteAttempt:
     schema_version: int = 1
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
-        """Returns a name for an object of this attempt."""
+        """Returns a name for an object with rows of a partition; `number` distinguishes several objects."""
         return f"{self.object_prefix}{number}-{partition_id}{parquet_suffix(self.schema_version)}"
 
     @property
@@ -129,7 +135,7 @@ class WriteAttempt:
 
 
 def abandoned(which: str) -> AttemptAbandoned:
-    """Returns the error of an abandoned attempt."""
+    """Returns the error for an abandoned attempt."""
     return AttemptAbandoned(
         f"attempt {which} took longer than attempt_expiry_seconds, or its table was dropped; nothing was "
         "applied: run it again"
@@ -147,10 +153,10 @@ class WriteAttempts:
     def attempt(
         self, table: TableRecord, *, loads: bool = False, leftovers: bool = False
     ) -> Iterator[WriteAttempt]:
-        """Yields an attempt for the length of a job; when the job raises, deletes its objects.
+        """Yields an attempt for the duration of a job; deletes the attempt's objects if the job fails.
 
-        After `CommitOutcomeUnknown` the objects may be live: then nothing is deleted, and the attempt's
-        expiry decides later. `loads` means that the job adds rows, rather than rewrites existing ones.
+        After `CommitOutcomeUnknown`, the objects may be live, so nothing is deleted. `collect` decides when
+        the attempt has expired. `loads` means that the job adds rows and does not only rewrite existing ones.
         For `leftovers`, see `discard`.
         """
         attempt = self.begin(table, loads=loads)
@@ -166,7 +172,7 @@ class WriteAttempts:
             raise
 
     def begin(self, table: TableRecord, *, loads: bool = False) -> WriteAttempt:
-        """Announces a writer; raises `TableNotFound` when the table was dropped."""
+        """Records a new attempt; raises `TableNotFound` when the table was dropped."""
         attempt_id, has_place = uuid.uuid4().hex, loads and is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
         rows = self._rows("begin", {**values, "no_place": 0 if has_place else None})
@@ -183,9 +189,9 @@ class WriteAttempts:
     ) -> None:
         """Ends attempts, inside the transaction that commits their files.
 
-        With `leftovers`, other processes may still write objects of the attempts that are no part of the
-        commit. `collect` deletes these after `attempt_expiry_seconds`, when no process can write any.
-        Raises `AttemptAbandoned` when any attempt was abandoned.
+        With `leftovers`, other processes may still write objects of the attempts that are not part of the
+        commit. `collect` deletes these after `attempt_expiry_seconds`, when no process can write any. Raises
+        `AttemptAbandoned` when any attempt was abandoned.
         """
         query = _QUERIES["finish_for_now" if leftovers else "finish"]
         values = {"table_id": table_id, "attempt_ids": list(attempt_ids)}
@@ -194,17 +200,18 @@ class WriteAttempts:
             raise abandoned(which)
 
     def abandon(self, attempt: WriteAttempt) -> bool:
-        """Abandons an attempt, which then can commit nothing; returns False if it has committed already.
+        """Abandons an attempt, which then can commit nothing.
 
-        Also returns False if the attempt was collected. Waits for a transaction that is ending the attempt.
+        Returns False if the attempt has committed already or was collected. Waits for a transaction that is
+        ending the attempt.
         """
         return self._execute("abandon", attempt._key)
 
     def discard(self, attempt: WriteAttempt, *, leftovers: bool = False) -> None:
         """Abandons an attempt and deletes its objects, now or at the next collection.
 
-        Leaves an attempt that has committed alone, as its objects are live. With `leftovers`, other processes
-        may still write objects of the attempt; `collect` deletes these later, as after `finish`.
+        Does nothing to an attempt that has committed, as its objects are live. With `leftovers`, other
+        processes may still write objects of the attempt; `collect` deletes these objects later.
         """
         values = {"table_id": attempt.table_id, "attempt_ids": [attempt.attempt_id]}
         if leftovers and self._execute("finish_for_now", values):
@@ -217,7 +224,7 @@ class WriteAttempts:
             self._execute("remember", {**attempt._key, "prefix": attempt.object_prefix})
 
     def withdraw(self, attempt: WriteAttempt, *, leftovers: bool = False) -> None:
-        """Discards an abandoned attempt, with the objects that were written after its collection."""
+        """Discards an abandoned attempt, and deletes the objects that were written after its collection."""
         self._delete_objects(attempt.object_prefix)
         self.discard(attempt, leftovers=leftovers)
 
@@ -240,9 +247,9 @@ class WriteAttempts:
         conn.execute(_QUERIES["abandon_table"].on(), values)
 
     def collect(self, table: TableRecord) -> int:
-        """Deletes the objects of attempts that expired or were abandoned; returns how many attempts.
+        """Deletes the objects of a table's expired or abandoned attempts; returns the number of attempts.
 
-        Also deletes objects that late writers left of attempts that committed.
+        Also deletes objects that late writers left behind after the commit of their attempt.
         """
         expiry = {"table_id": table.table_id, "expiry_seconds": table.properties.attempt_expiry_seconds}
         self._execute("abandon_expired", expiry)
@@ -253,7 +260,10 @@ class WriteAttempts:
         return self.collect_abandoned(table.table_id)
 
     def delete_leftovers(self, attempt: WriteAttempt, own: OwnTables) -> bool:
-        """Deletes a committed attempt's objects that are no part of the table; False if some remain."""
+        """Deletes those objects of a committed attempt that are not part of the table.
+
+        Returns False if some of them could not be deleted.
+        """
         try:
             return not sweep(self._objects, self._untracked(attempt, own)).warn().failed
         except (DormouseError, psycopg.Error) as error:  # go on with the other attempts
@@ -265,8 +275,8 @@ class WriteAttempts:
     def collect_abandoned(self, table_id: int = NO_TABLE) -> int:
         """Deletes the objects of a table's abandoned attempts, and those of dropped tables.
 
-        Returns the number of attempts that are finished. Attempts of dropped tables are kept until no writer
-        can still be writing.
+        Returns the number of attempts whose records were deleted, too. The records of a dropped table's
+        attempts are kept until no writer can still be writing.
         """
         collected = 0
         for attempt in self._attempts("abandoned", {"table_id": table_id}):
@@ -276,7 +286,7 @@ class WriteAttempts:
         return collected
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns the names of those objects that belong to no attempt."""
+        """Returns those of the objects' names that belong to no attempt."""
         work = rows_of(_QUERIES["of_attempts"], {"names": list(names)})
         operation = "find attempts"
         rows = run_transaction(self._supplier, work, read_only=True, scans=True, operation=operation)
@@ -289,7 +299,10 @@ class WriteAttempts:
         return [WriteAttempt(row[0], str(row[1]), row[2]) for row in rows]
 
     def _untracked(self, attempt: WriteAttempt, own: OwnTables) -> Iterator[list[tuple[str, int]]]:
-        """Yields the attempt's objects that are neither a file of the table nor the sketches of one."""
+        """Yields batches of the attempt's objects that are not part of the table, as pairs of name and size.
+
+        The table's objects are its files and their sketches.
+        """
 
         def untracked(names: list[str]) -> list[str]:
             files = {name: narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names}
@@ -304,7 +317,7 @@ class WriteAttempts:
         return self._objects.delete(name for name, _ in self._objects.list(prefix))
 
     def _execute(self, name: str, values: dict[str, Any]) -> bool:
-        """Executes a statement, and returns whether it returned a row."""
+        """Executes a statement; returns True if the statement returned a row."""
         return bool(self._rows(name, values))
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:

@@ -1,4 +1,7 @@
-"""Checks that a table's references, files, counts, log and claims agree, made with set-based SQL."""
+"""Comparisons of a table's references, files, counts, removal log and job claims, which must agree.
+
+They are made with set-based SQL.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _QUERIES: dict[str, ProblemKind] = {
 
 @dataclass(frozen=True, slots=True)
 class TrackedFile(LedgerObject):
-    """A file with its facts, the number of its references, and the partition that has all its rows."""
+    """A file with its recorded facts and the number of its references.
+
+    `partition_id` is the partition that has all rows of the file, if one has.
+    """
 
     file_id: UUID = _FIRST
     min_key: bytes | None = None
@@ -46,7 +52,7 @@ class TrackedFile(LedgerObject):
 
 
 class FileChecks:
-    """The ledger of a table's files and their sketches, and its checks."""
+    """The checks of one table, and the list of the objects that it should have: files and their sketches."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
@@ -54,11 +60,11 @@ class FileChecks:
         self._differences = Differences(own)
 
     def problems(self) -> list[Problem]:
-        """Returns what does not agree in one snapshot; at most 1,000 problems of each kind."""
+        """Returns the problems that one snapshot shows; at most 1,000 of each kind."""
         return self._run(self._problems, isolation=Isolation.REPEATABLE_READ)
 
     def files(self, *, with_references: bool = False) -> Iterator[TrackedFile]:
-        """Yields all files, sorted by id."""
+        """Yields all files of the table, sorted by id."""
         values = {"table": self._own.table.name, "limit": PAGE_FILES, "with_references": with_references}
         after = _FIRST
         while True:
@@ -69,12 +75,12 @@ class FileChecks:
             after = page[-1].file_id
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields each file and its sketches; the size and digest of sketches are not recorded."""
+        """Yields each file and its sketches. The size and digest of sketches are not recorded."""
         for file in self.files():
             yield from (file, LedgerObject(file.name + SKETCHES_SUFFIX))
 
     def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
-        """Returns the sizes of those files that have a reference now."""
+        """Returns the size of each given file that has a reference now, by file id."""
         return dict(self._rows("check_again", {"file_ids": list(file_ids)}))
 
     def note_digests(self, digests: Mapping[UUID, bytes]) -> None:
@@ -89,7 +95,7 @@ class FileChecks:
         self._own.run(work, operation="note digests")
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns the names of those objects that are neither a file of the table nor the sketches of one."""
+        """Returns those of the names that belong neither to a file of the table nor to a file's sketches."""
         ids = [narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names]
         return [name for (name,) in self._rows("check_unknown", {"names": list(names), "file_ids": ids})]
 
@@ -111,7 +117,7 @@ class FileChecks:
         ]
 
     def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[Difference]:
-        """Yields each total that differs from the stored total plus the changes since."""
+        """Yields a difference for each total that is not the stored total plus the changes since then."""
         key = {"table_id": self._own.table.table_id}
         since = named_rows(conn.execute(self._own.on("count_since"), key))
         if since:

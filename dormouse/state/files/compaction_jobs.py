@@ -1,4 +1,4 @@
-"""Compaction jobs: set-based SQL makes them, in the transaction that assigns their files."""
+"""Compaction jobs: one SQL statement makes many jobs and assigns their files to them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = COMPACTION_SECONDS
 RELEASE_BATCH_JOBS = 10_000
 OLD_SECONDS = 7 * 24 * 3600.0
-"""The age, in seconds, from which a pending deletion is a reason to merge each file that has its rows."""
+"""The age, in seconds, from which a deletion counts as old.
+
+Files with rows of an old pending deletion are merged.
+"""
 
 KEYED_SIZE_RATIO_MAX = 0.25
-"""The largest `size_ratio` of a keyed table: a leaf becomes one file when the rows of its other files are
-at least this fraction of those of the largest."""
+"""The largest `size_ratio` of a keyed table.
+
+The files of a leaf are merged into one when the rows of all files but the largest are at least this fraction
+of the largest file's rows.
+"""
 
 REREAD_SECONDS = 3600.0
 LOOKED_UP_MAX = 10_000
@@ -41,10 +47,10 @@ _QUERIES = load(__package__ or "", "compaction_jobs")
 
 @dataclass(frozen=True, slots=True)
 class CompactionInput:
-    """A file of a job.
+    """A file that a job merges.
 
-    `whole` is True if all its rows are the partition's; `exact` is True if `row_count` is no estimate.
-    `byte_count` and `digest` are those recorded when it was written, if any.
+    `whole` is True if all rows of the file belong to the partition. `exact` is True if `row_count` is no
+    estimate. `byte_count` and `digest` were recorded when the file was written; they may be missing.
     """
 
     filename: str
@@ -59,8 +65,8 @@ class CompactionInput:
 class CompactionJob:
     """A claim on files of one leaf, to merge them into one. `attempt` counts from 1.
 
-    A job with `looks` first counts the rows that deletions take from the files, and merges only if they are
-    many.
+    A job with `looks` first counts the rows that deletions remove from the files. It merges the files only if
+    these rows are many.
     """
 
     job_id: str
@@ -71,7 +77,7 @@ class CompactionJob:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key of the job; the id alone is not unique, as callers may use it for several partitions."""
+        """The key of the job. The id alone is not unique, as callers may use it for several partitions."""
         return self.job_id, self.partition_id
 
     @property
@@ -80,7 +86,7 @@ class CompactionJob:
 
     @property
     def row_bytes(self) -> float:
-        """The largest average size of a row among the inputs for which it is known, in bytes."""
+        """The largest average size of a row, in bytes, among the inputs for which an average is known."""
         return max(map(self._row_bytes_of, self.inputs), default=0.0)
 
     @property
@@ -90,12 +96,12 @@ class CompactionJob:
 
     @staticmethod
     def _row_bytes_of(file: CompactionInput) -> float:
-        """Returns the average bytes of a row, or 0 if the file also has rows of other partitions."""
+        """Returns the average size of a row in bytes, or 0 if the file also has rows of other partitions."""
         return (file.byte_count or 0) / file.row_count if file.whole and file.row_count else 0.0
 
     @property
     def runners_died(self) -> str:
-        """The reason for which the job is given up once it was taken more often than allowed."""
+        """The reason for which the job is given up after it was taken more often than allowed."""
         return f"the process that compacted partition {self.partition_id} died, at every attempt"
 
 
@@ -114,7 +120,10 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class DueJobs:
-    """The jobs that no process runs. Bytes are the files' shares, in proportion to the rows."""
+    """The numbers of jobs that no process runs, and of their rows and bytes.
+
+    The bytes of a file are counted in proportion to the rows of the job's partition.
+    """
 
     jobs: int
     row_count: int
@@ -123,7 +132,7 @@ class DueJobs:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedJobs:
-    """The number of jobs that a run did not finish, and of files that were released."""
+    """The number of jobs that a run did not finish, and the number of their files, which were released."""
 
     jobs: int
     files: int
@@ -132,8 +141,8 @@ class ReleasedJobs:
 class CompactionJobs:
     """The compaction jobs of one table.
 
-    A job can be handed to a run of Spark, whose id is a UUID. Until the run's deadline, no other process
-    takes the job.
+    A job can be assigned to a run of Spark, whose id is a UUID. Until the run's deadline, only processes of
+    the run take the job.
     """
 
     def __init__(self, supplier: Supplier, table: TableRecord, store: FileReferenceStore) -> None:
@@ -143,11 +152,11 @@ class CompactionJobs:
         self._store = store
 
     def create(self, jobs_max: int | None = None, *, full: bool = False) -> int:
-        """Makes jobs by the table's strategy and assigns their files; returns how many.
+        """Makes jobs by the table's strategy and assigns their files; returns the number of new jobs.
 
-        Makes at most `compaction_jobs_max` of the table's properties, or `jobs_max` if that is less. Looks at
-        the leaves that have changed since the last look, and once a day at all leaves. With `full`, makes
-        jobs for all files of each leaf that has several, whatever the strategy.
+        Makes at most `compaction_jobs_max` of the table's properties, or `jobs_max` if that is less. Examines
+        the leaves that have changed since the last call, and once a day all leaves. With `full`, makes jobs
+        for all files of each leaf that has several files, whatever the strategy.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
@@ -169,11 +178,11 @@ class CompactionJobs:
         return int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
     def create_of_deleted(self, jobs_max: int | None = None) -> int:
-        """Makes jobs for files only because of their pending deletions; returns how many.
+        """Makes jobs only because of pending deletions; returns the number of new jobs.
 
-        A file gets a job that only counts rows (`looks`) if no job has yet read it for the rows of a deletion
-        by values, or of an old deletion. A file gets a job that merges if more than `deletions_max` deletions
-        are pending, or if an old deletion has rows in it.
+        Some jobs only count the rows that deletions match (`looks`). They are made for files that no job has
+        yet read for a deletion by values or for an old deletion. Other jobs merge. They are made for files
+        with more than `deletions_max` pending deletions, or with rows of an old deletion.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max if jobs_max is None else jobs_max
@@ -192,7 +201,10 @@ class CompactionJobs:
         return made
 
     def create_of_shared(self, partition_ids: Iterable[str]) -> int:
-        """Makes jobs for files of these leaves that also hold rows of other partitions; returns how many."""
+        """Makes jobs for files of these leaves that also have rows of other partitions.
+
+        Returns the number of new jobs.
+        """
         values = {
             "partition_ids": list(partition_ids),
             "batch_files": self._table.properties.compaction_batch_files,
@@ -202,9 +214,9 @@ class CompactionJobs:
         return int(self._own.rows("create_of_shared", values, operation="create jobs")[0][0])
 
     def create_of_erased(self, run_id: str, seconds: float) -> int:
-        """Makes jobs for the files in which erasures have found rows; returns how many.
+        """Makes jobs for the files in which erasures have found rows; returns the number of new jobs.
 
-        The jobs are handed to the run `run_id`, which is taken for dead after `seconds`.
+        The jobs are assigned to the run `run_id`, which counts as dead after `seconds`.
         """
         values = {
             "batch_files": self._table.properties.compaction_batch_files,
@@ -223,11 +235,11 @@ class CompactionJobs:
         run_id: str | None = None,
         given_up: Callable[[CompactionJob], object] = lambda _: None,
     ) -> list[CompactionJob]:
-        """Leases jobs that no process runs; returns none only when none is due.
+        """Leases at most `limit` jobs that no process runs; returns an empty list only if no job is due.
 
-        With `run_id`, leases jobs of that run, until its deadline at most; otherwise jobs of no live run.
-        Deletes jobs that have no files left. Gives up a job whose processes died at every attempt, and calls
-        `given_up` with it.
+        With `run_id`, leases only jobs of that run, at most until the run's deadline. Otherwise, leases only
+        jobs that belong to no live run. Deletes jobs that have no files left. Gives up a job whose processes
+        died at every attempt, and calls `given_up` with it.
         """
         while jobs := self._lease(limit, lease_seconds, run_id):
             attempts_max = self._table.properties.compaction_attempts_max
@@ -250,10 +262,10 @@ class CompactionJobs:
         return [_job(list(group)) for _, group in groupby(rows, key=itemgetter(0, 1))]
 
     def fail(self, job: CompactionJob, error: str) -> Fate:
-        """Puts a failed job back, or gives it up after its last attempt; returns which.
+        """Makes a failed job available again, or gives it up after its last attempt.
 
-        Giving up counts the job and releases its files. Returns "superseded", and changes nothing, when
-        another process has taken or ended the job.
+        Returns "retry" or "given_up". Giving up counts the job and releases its files. Returns "superseded",
+        and changes nothing, when another process has taken or ended the job.
         """
         values = self._attempt(job)
 
@@ -271,7 +283,7 @@ class CompactionJobs:
         return run_transaction(self._supplier, work, operation="release job")
 
     def put_back(self, jobs: Iterable[CompactionJob]) -> None:
-        """Puts back jobs that were taken and not finished; the attempt is not counted."""
+        """Makes jobs that were taken and not finished available again; does not count this attempt."""
         listed = [self._attempt(job) for job in jobs]
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -282,7 +294,7 @@ class CompactionJobs:
             run_transaction(self._supplier, work, operation="return unfinished jobs")
 
     def hand_over(self, run_id: str, limit: int, seconds: float) -> list[str]:
-        """Hands up to `limit` idle jobs to a run, which is taken for dead after `seconds`.
+        """Assigns up to `limit` idle jobs to a run, which counts as dead after `seconds`.
 
         Returns the ids of the jobs that the run has now, in order. A run that already has jobs of the table
         gets no others, so the call may be repeated.
@@ -296,7 +308,10 @@ class CompactionJobs:
         return run_transaction(self._supplier, work, operation="assign jobs to a run")
 
     def release_run(self, run_id: str) -> ReleasedJobs:
-        """Deletes the unfinished jobs of a run and releases their files; its processes can commit nothing."""
+        """Deletes the unfinished jobs of a run and releases their files.
+
+        Processes of the run can then commit nothing for these jobs.
+        """
         values = {**self._key(run_id), "limit": RELEASE_BATCH_JOBS}
         operation, jobs, files = "release jobs of a run", 0, 0
         while (released := self._own.rows("release_run", values, scans=True, operation=operation)[0])[0]:
@@ -304,7 +319,7 @@ class CompactionJobs:
         return ReleasedJobs(jobs, files)
 
     def due(self, run_id: str | None = None) -> DueJobs:
-        """Returns the jobs that could be taken now, by the run `run_id` if given."""
+        """Returns the numbers of the jobs that could be taken now; with `run_id`, by that run."""
 
         def work(conn: psycopg.Connection[Any]) -> Sequence[Any]:
             # a few jobs are looked up one by one; for many, allow scans
@@ -316,7 +331,7 @@ class CompactionJobs:
         return DueJobs(*map(int, self._own.run(work, operation="due jobs")))
 
     def page(self, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[JobFacts]:
-        """Returns at most `limit` jobs after the key `after`, sorted by id and partition."""
+        """Returns at most `limit` jobs, sorted by id and partition, that follow the key `after`."""
         values = {
             "table_id": self._table.table_id,
             "job_id": after[0],
@@ -329,7 +344,7 @@ class CompactionJobs:
         return [JobFacts(*row) for row in rows]
 
     def count(self) -> tuple[int, int]:
-        """Returns the number of jobs, and of those that are running."""
+        """Returns two numbers: all jobs, and those that are running."""
         with self._supplier.connection() as conn:
             row = conn.execute(_QUERIES["count"].on(), {"table_id": self._table.table_id}).fetchone()
         return (row[0], row[1]) if row else (0, 0)
@@ -347,7 +362,10 @@ class CompactionJobs:
 
 
 def tables_of_run(supplier: Supplier, run_id: str) -> dict[int, int]:
-    """Returns how many jobs a run has of each table, by table id; deletes those of dropped tables first."""
+    """Returns the number of jobs that a run has of each table, by table id.
+
+    First deletes its jobs of dropped tables.
+    """
 
     def work(conn: psycopg.Connection[Any]) -> dict[int, int]:
         conn.execute(_QUERIES["forget_run"].on(), {"run_id": run_id})
@@ -357,7 +375,7 @@ def tables_of_run(supplier: Supplier, run_id: str) -> dict[int, int]:
 
 
 def open_jobs(supplier: Supplier, run_id: str) -> dict[int, int]:
-    """Returns how many jobs of each table, by table id, a run has or could be handed."""
+    """Returns the number of jobs of each table, by table id, that the run has or could get."""
     work = rows_of(_QUERIES["open_jobs"], {"run_id": run_id})
     return dict(run_transaction(supplier, work, scans=True, operation="open jobs"))
 

@@ -1,9 +1,10 @@
 """The deletions of one table: each is one row of metadata, however many rows it deletes.
 
-A deletion locks out writers that add references while it is recorded. So each file was there before it, and
-its matching rows are deleted, or came after it, and its rows stay.
+While a deletion is recorded, it keeps out writers that add references. So each file was there before the
+deletion or came after it. In a file from before, the matching rows are deleted. In a file from after it, all
+rows stay.
 
-An erasure is a deletion after which the files that had its rows leave the history, too.
+An erasure is a deletion that also removes the files with matching rows from the history.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _CANDIDATES = _QUERIES["candidates"].including(may_be_of=MAY_BE_OF)
 
 @dataclass(frozen=True, slots=True)
 class RecordedDeletion:
-    """A deletion. `condition` is its `where` as JSON. Readers apply it while it is `pending`."""
+    """A recorded deletion. `condition` is its `where` as JSON. Readers apply it while it is `pending`."""
 
     deletion_id: int
     condition: str
@@ -48,7 +49,10 @@ class RecordedDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The result of a look at a file: of the deletions up to number `till`, only `left` match its rows."""
+    """The result of a look at a file for rows of the deletions with numbers up to `till`.
+
+    Only the deletions `left` match rows of the file.
+    """
 
     filename: str
     till: int
@@ -70,13 +74,13 @@ class Deletions:
         by_values: bool,
         on_recorded: Callable[[psycopg.Connection[Any], int], object] = lambda conn, deletion_id: None,
     ) -> tuple[int, datetime]:
-        """Records a deletion of the current rows that match; returns its number and time.
+        """Records a deletion of the current rows that match a condition; returns its number and time.
 
         `by_values` means that the condition names columns that are no keys. Waits until no transaction adds
         references. Calls `on_recorded` with the number inside the transaction. Raises:
 
-        - `InvalidQuery` for a deletion by values where rows of equal key are merged;
-        - `SchemaMoved` when the columns are no longer those of the condition;
+        - `InvalidQuery` for a deletion by values if the table merges rows of equal key;
+        - `SchemaMoved` when the table's columns are no longer those of the condition;
         - `TableNotFound`, and `TableBusy` when the wait takes too long.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
@@ -105,7 +109,7 @@ class Deletions:
         )
 
     def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """Returns the pending deletions, or all, sorted by number."""
+        """Returns the pending deletions, or all deletions without `pending_only`, sorted by number."""
         rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
         return [RecordedDeletion(row[0], given_condition(row[1]), *row[2:]) for row in rows]
 
@@ -114,7 +118,7 @@ class Deletions:
         looks: Sequence[Noted],
         on_noted: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
     ) -> None:
-        """Records the results of looks at files, except for files for which a later look is recorded.
+        """Records the results of looks at files, except for a file that has the result of a later look.
 
         Calls `on_noted` inside the transaction.
         """
@@ -133,7 +137,7 @@ class Deletions:
         self._own.run(work, operation="note deletions")
 
     def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
-        """Returns how many deletions a restore to a snapshot undoes, or makes pending again."""
+        """Returns the number of deletions that a restore to a snapshot undoes or makes pending again."""
         return int(self._of_snapshot("count_restored", snapshot, conn).fetchall()[0][0])
 
     def check_restorable(self, schema: Schema, snapshot: str, conn: psycopg.Connection[Any]) -> None:
@@ -148,7 +152,10 @@ class Deletions:
                 ) from None
 
     def restore(self, snapshot: str, conn: psycopg.Connection[Any]) -> None:
-        """Makes those deletions pending that were pending in a snapshot; the caller keeps writers out."""
+        """Makes exactly the deletions pending that were pending in a snapshot.
+
+        The caller keeps writers out meanwhile.
+        """
         self._of_snapshot("restore", snapshot, conn)
 
     def _of_snapshot(self, name: str, snapshot: str, conn: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
@@ -156,7 +163,10 @@ class Deletions:
         return conn.execute(query.on(), {"table_id": self._own.table.table_id, "snapshot": snapshot})
 
     def check_mergeable(self) -> None:
-        """Raises `InvalidProperties` while a deletion by values is pending: merged rows lose their values."""
+        """Raises `InvalidProperties` while a deletion by values is pending.
+
+        Such a deletion needs the values of single rows, which are lost when rows are merged.
+        """
         for deletion in self.list():
             if deletion.by_values:
                 raise InvalidProperties(
@@ -166,7 +176,7 @@ class Deletions:
                 )
 
     def _beginning(self, values: Sequence[bytes | None]) -> bytes:
-        """Returns the encoded key of the leading bounds, up to the first unbounded row key."""
+        """Returns the encoded key of the bounds of the first row keys, until one has no bound."""
         fields = self._own.table.schema.row_keys
         known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
         return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
@@ -176,7 +186,7 @@ class Deletions:
 
 
 class Candidate(NamedTuple):
-    """A file that may have rows of an erasure; `is_found` if such rows were found in it."""
+    """A file that may have rows of an erasure; `is_found` is True if such rows were found in it."""
 
     file_id: UUID
     filename: str
@@ -185,7 +195,7 @@ class Candidate(NamedTuple):
 
 
 class ErasedBy(NamedTuple):
-    """An erasure that took files out of the history, with its start and end by the database's clock."""
+    """An erasure that removed files from the history, with its start and end by the database's clock."""
 
     deletion_id: int
     began_at: datetime
@@ -193,7 +203,7 @@ class ErasedBy(NamedTuple):
 
 
 class Erasure:
-    """One erasure. An interrupted erasure can be continued at any step with the same methods."""
+    """One erasure. After an interruption at any step, the same methods continue it."""
 
     def __init__(self, store: FileReferenceStore, deletion_id: int) -> None:
         self._store = store
@@ -202,11 +212,14 @@ class Erasure:
 
     @property
     def run_id(self) -> str:
-        """The run id of its compaction jobs, which never changes, so that it finds jobs from before."""
+        """The run id of the erasure's compaction jobs.
+
+        It never changes, so a continued erasure finds the jobs that it made before the interruption.
+        """
         return str(uuid.uuid5(UUID(self._own.table.uuid), f"erasure {self.deletion_id}"))
 
     def candidates(self) -> Iterator[list[Candidate]]:
-        """Yields pages of the files that may have rows."""
+        """Yields pages of the files that may have rows of the erasure."""
         after = UUID(int=0)
         while True:
             page = [Candidate(*row) for row in self._rows(_CANDIDATES, after=after, limit=PAGE_FILES)]
@@ -224,9 +237,10 @@ class Erasure:
         *,
         is_freed: bool = False,
     ) -> None:
-        """Records that `looked` files were looked at, and how many matching `rows` each file has.
+        """Records that `looked` files were examined, and the number of matching rows in each file.
 
-        `is_freed` means that the objects of these files were deleted already.
+        `rows` has these numbers by filename. `is_freed` means that the objects of these files were deleted
+        already.
         """
         matches = {name: count for name, count in rows.items() if count}
         values = {
@@ -242,19 +256,19 @@ class Erasure:
             conn.execute(_QUERIES["looked"].on(), self._values(values))
 
     def referenced(self) -> tuple[int, int]:
-        """Returns the number of references to files with rows, and how many of them no job holds."""
+        """Returns the number of references to files with rows, and the number of those that no job holds."""
         [(all_of_them, free)] = self._rows("referenced")
         return all_of_them, free
 
     def is_undone(self) -> bool:
-        """Returns whether a restore to an earlier moment has undone its deletion."""
+        """Returns True if a restore to an earlier moment has undone the erasure's deletion."""
         return bool(self._rows("is_undone")[0][0])
 
     def release_others(self, *, running_too: bool) -> int:
-        """Releases the files with rows that other jobs hold; returns how many of these jobs are left.
+        """Releases the files with rows that other jobs hold; returns the number of jobs that keep files.
 
-        Leaves running jobs alone, unless `running_too`. Also releases the files of its own expired jobs.
-        A job that lost its files can commit nothing.
+        Running jobs keep their files, unless `running_too`. Also releases the files of the erasure's own
+        expired jobs. A job that lost its files can commit nothing.
         """
         left = 0
         for job_id, partition_id, is_running in self._rows("held_by_others", run_id=self.run_id):
@@ -265,7 +279,7 @@ class Erasure:
         return left
 
     def to_free(self) -> list[str]:
-        """Returns some of the unreferenced files that had rows; none when all are freed."""
+        """Returns some of the unreferenced files that had rows, and an empty list when all are freed."""
         return [row[0] for row in self._rows("to_free", limit=PAGE_FILES)]
 
     def freed(self, filenames: Sequence[str]) -> None:
@@ -275,11 +289,11 @@ class Erasure:
         return [row[0] for row in self._rows("consumers_behind")]
 
     def writers(self) -> list[tuple[str, str]]:
-        """Returns open write attempts that began before the erasure: their ids and object prefixes."""
+        """Returns the ids and object prefixes of open write attempts that began before the erasure."""
         return [(row[0], row[1]) for row in self._rows("writers")]
 
     def counts(self) -> tuple[int, int, int]:
-        """Returns how many files were looked at, how many had rows, and how many rows."""
+        """Returns the numbers of the files that were examined, of those that had rows, and of these rows."""
         [(looked, files, rows)] = self._rows("counts")
         return looked, files, rows
 
@@ -302,8 +316,9 @@ def begin_erasure(
 ) -> tuple[Erasure, datetime, list[Erasure]]:
     """Records a deletion and its erasure in one transaction.
 
-    Returns the erasure, its time, and the erasures that it takes over: unfinished ones with the same
-    condition. It has a deletion of its own, so that rows committed since theirs are erased, too.
+    Returns the erasure, its time, and the unfinished erasures with the same condition, which it takes over.
+    The erasure has a deletion of its own. So rows that were committed since the older deletions are erased,
+    too.
     """
     older: list[Erasure] = []
 
@@ -321,9 +336,9 @@ def erasure_proofs(store: FileReferenceStore) -> list[str]:
 
 
 def erased_by(store: FileReferenceStore, files: Sequence[str] | None, at: datetime) -> ErasedBy | None:
-    """Returns the erasure that took `files`, given by names or ids, out of the history, if any.
+    """Returns the erasure that removed `files`, given by names or ids, from the history; None without one.
 
-    Without files, returns the last erasure that was still active after the time `at`.
+    If `files` is None, returns the last erasure that was still active after the time `at`.
     """
     values = {"files": None if files is None else list(files), "at": at}
     rows = store.own.rows(_QUERIES["erased"], values, operation="find erasures")
@@ -331,5 +346,5 @@ def erased_by(store: FileReferenceStore, files: Sequence[str] | None, at: dateti
 
 
 def backups_taken(supplier: Supplier) -> dict[str, list[str]]:
-    """Returns the names of the backups that were begun, by the place that they are in."""
+    """Returns the names of the backups that were begun, by the place where they are stored."""
     return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="find backups"))

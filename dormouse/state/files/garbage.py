@@ -1,14 +1,14 @@
-"""Garbage collection: deletes files a while after their last reference was removed.
+"""Garbage collection: deletes files some time after their last reference was removed.
 
-Stage one stamps the files that lost their last reference since the last run, at a cost in proportion to them.
-Stage two deletes files that were stamped long enough ago: first the object, then the row, so that after a
-crash the row is left for a retry.
+Stage one stamps the files that lost their last reference since the last run. Its cost depends on the number
+of these files. Stage two deletes files that were stamped long enough ago: first the object, then the row. So
+after a crash, the row is left, and the deletion is tried again.
 
 Garbage collection also forgets old epochs: those before a truncation, which can no longer be read. It deletes
-them piece by piece, each in a short transaction; a round that stops in between continues later. It keeps:
+them piece by piece, each in a short transaction. An interrupted round continues later. It keeps:
 
 - the partitions that were in the tree at the truncation or were added later;
-- the epochs from the truncation on, and those before it that made its leaves.
+- the epochs from the truncation on, and the earlier ones that made the leaves of that time.
 
 Ids of partitions are never reused, since each contains its epoch.
 """
@@ -45,13 +45,19 @@ from dormouse.state.files.totals import Difference
 
 NAMES_MAX = 10_000
 EPOCHS_SECONDS_MAX = 30.0
-"""The longest time, in seconds, that one round spends on old epochs, so that it delays nothing else."""
+"""The longest time, in seconds, that one round spends on old epochs.
+
+So old epochs do not delay other work.
+"""
 PIECE_EPOCHS = 1_000
 PIECE_PARTITIONS = 10_000
-"""The number of partitions sealed or created in one piece; a single epoch may have more."""
+"""The number of partitions, sealed or created, at which a piece ends; a single epoch may have more."""
 MARGIN_SECONDS = 60.0
-"""A time, in seconds, longer than each of these: from an epoch's time to its commit, and from a read of the
-tree to the write attempt that uses it."""
+"""A time in seconds that is longer than each of two delays.
+
+One is from an epoch's time to its commit. The other is from a read of the tree to the write attempt that uses
+it.
+"""
 RETIRED_MAX = 100
 """The number of deletions for which one round checks whether they are still needed."""
 _QUERIES = load(__package__ or "", "garbage")
@@ -62,9 +68,11 @@ _NOT_NEEDED = _QUERIES["not_needed"].including(may_be_of=MAY_BE_OF)
 class GarbageReport:
     """The results of a round of garbage collection.
 
-    - `deleted_files` and `failed` name the first 10,000 of each; `deleted` and `failures` are the counts.
-    - `failed` are objects that could not be deleted, with the reasons. The next round retries them.
-    - `epochs` and `partitions` from before the truncation were forgotten; `epochs_left` are still to check.
+    - `deleted_files` and `failed` contain the first 10,000 names; `deleted` and `failures` are the full
+      counts.
+    - `failed` has objects that could not be deleted, with the reasons. The next round retries them.
+    - `epochs` and `partitions` count what was forgotten from before the truncation. `epochs_left` counts the
+      epochs that are still to check.
     """
 
     newly_unreferenced: int
@@ -80,7 +88,10 @@ class GarbageReport:
     epochs_left: int = 0
 
     def with_more(self, deleted: Sequence[str], failed: Sequence[tuple[str, str]]) -> GarbageReport:
-        """Returns the report with another batch added, in bounded memory."""
+        """Returns the report with the results of another batch added.
+
+        Keeps at most 10,000 names of each kind.
+        """
         return replace(
             self,
             deleted_files=(*self.deleted_files, *deleted)[:NAMES_MAX],
@@ -108,12 +119,16 @@ class GarbageCollector:
         *,
         rolls_log: bool = True,
     ) -> GarbageReport:
-        """Runs one round: both stages, dead writers' objects, expired commits, the removal log, old epochs.
+        """Runs one round of garbage collection.
 
-        Stops after the batch of files during which `is_over` becomes true. Calls `progress` with the number
-        of old epochs done and in all. A round over all tables rolls the log once itself, and passes False for
-        `rolls_log`. While references are lost, deletes no file, as their rows may be in no other, and raises
-        `CheckFailed`.
+        The round runs both stages. It also deletes the objects of dead writers, expired commits, unneeded
+        days of the removal log and old epochs. It stops after the batch of files during which `is_over`
+        becomes true. It calls `progress` with the number of old epochs that are done, and the number of all.
+
+        A round over all tables rolls the log itself, once, and passes False for `rolls_log`.
+
+        If references of the table were lost, the round deletes no file, because a file may have the only copy
+        of some rows. It then raises `CheckFailed`.
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
             report = self._collect(is_over, progress, rolls_log)
@@ -150,7 +165,7 @@ class GarbageCollector:
         is_over: Callable[[], bool],
         progress: Progress,
     ) -> GarbageReport:
-        """Forgets old epochs for at most `EPOCHS_SECONDS_MAX`; returns the report with their numbers."""
+        """Forgets old epochs for at most `EPOCHS_SECONDS_MAX`; returns the report with what was forgotten."""
         ends, first = time.monotonic() + EPOCHS_SECONDS_MAX, None
         for piece in forget_epochs(self._supplier, self._store.table):
             first = piece.since if first is None else first
@@ -169,8 +184,8 @@ class GarbageCollector:
     def retire_deletions(self) -> int:
         """Retires deletions that no file needs, and deletes retired ones that the history does not need.
 
-        A file needs a deletion that came after it and may match its rows. Checks at most `RETIRED_MAX`
-        deletions. Returns how many were retired.
+        A file needs each deletion that was recorded after the file was added and may match its rows. Checks
+        at most `RETIRED_MAX` deletions. Returns the number of deletions that were retired.
         """
         own = self._store.own
         key, rows = {"table_id": own.table.table_id}, partial(own.rows, operation="retire deletions")
@@ -204,21 +219,27 @@ class GarbageCollector:
         run_transaction(self._supplier, work, operation="forget deletions")
 
     def ready(self) -> Iterator[str]:
-        """Returns the names of stamped files that `collect` would delete now; raises as it does."""
+        """Returns the names of stamped files that `collect` would delete now.
+
+        Raises `CheckFailed` if references of the table were lost.
+        """
         self._refuse(self._store.differences.remembered())
         return self._store.files_ready_for_gc(self._due_before())
 
     def look(self) -> None:
-        """Stamps files that lost their last reference, as the first part of `collect`.
+        """Stamps files that lost their last reference, and deletes nothing.
 
-        Raises `CheckFailed` while references are lost.
+        Raises `CheckFailed` if references of the table were lost.
         """
         self._store.totals.bring_forward(daily=True)
         self._store.stamp_unreferenced()
         self._refuse(self._store.differences.remembered())
 
     def free(self, filenames: list[str]) -> list[tuple[str, str]]:
-        """Deletes unreferenced files in spite of holds; returns those it could not delete, with reasons."""
+        """Deletes unreferenced files, even if a hold keeps them.
+
+        Returns the names of the objects that could not be deleted, with the reasons.
+        """
         return self._delete(filenames)[1]
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
@@ -283,9 +304,10 @@ def _first_column(rows: Sequence[Any]) -> list[int]:
 
 
 class Piece(NamedTuple):
-    """The numbers of epochs and partitions that one piece deleted, and its progress.
+    """The numbers of epochs and partitions that one piece deleted, and the progress over all pieces.
 
-    Epochs up to `since` were done before, those up to `till` are done now, and `bound` is the last one to do.
+    Epochs up to `since` were done before, and those up to `till` are done now. `bound` is the last epoch to
+    do.
     """
 
     epochs: int
@@ -298,7 +320,7 @@ class Piece(NamedTuple):
 def forget_epochs(supplier: Supplier, table: TableRecord) -> Iterator[Piece]:
     """Deletes old epochs piece by piece, and yields each piece, until nothing is left to delete.
 
-    A piece is deleted only when the caller asks for it.
+    Each piece is deleted when the caller requests the next item.
     """
     values: dict[str, Any] = {
         "table_id": table.table_id,

@@ -1,8 +1,8 @@
 """Holds: leases that keep the files of a moment while a reader, such as a backup, needs them.
 
-Garbage collection deletes no file that lost its last reference since the oldest hold began, and no objects of
-tables that were dropped meanwhile. A hold is a lease, so that it ends by itself when its holder dies. A
-holder that was frozen for longer than the lease gets an error, since files that it needs may have been
+Garbage collection keeps each file that lost its last reference after the oldest hold began. It also keeps the
+objects of tables that were dropped after that. A hold is a lease, so it ends by itself when its holder dies.
+A holder that was frozen for longer than the lease gets an error, since files that it needs may have been
 deleted.
 """
 
@@ -32,7 +32,7 @@ MARGIN_SECONDS = HOLD_MARGIN_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A hold by `holder` on files that lost their last reference after `since`; it ends at `until`."""
+    """A hold by `holder`, until `until`, on files that lost their last reference after `since`."""
 
     holder: str
     since: datetime
@@ -40,7 +40,7 @@ class Hold:
 
     @property
     def is_of_history(self) -> bool:
-        """True if the holder is a cut or a consumer; the table lists these by name."""
+        """True if the holder is a named cut or a consumer, which the table lists."""
         return self.holder.startswith(("cut ", "consumer "))
 
 
@@ -51,7 +51,7 @@ _QUERIES = load(__package__ or "", "holds")
 def held(supplier: Supplier, holder: str) -> Iterator[None]:
     """Holds all files that are referenced now until the end of the context; `holder` names the purpose.
 
-    Raises `InstanceError` at the end if the hold had ended before, because this process was frozen.
+    Raises `InstanceError` at the end if the hold ended too early, because this process was frozen.
     """
     lease = _lease(supplier, holder)
     begin = rows_of(_QUERIES["hold"], {**lease.values, "margin_seconds": MARGIN_SECONDS})
@@ -67,9 +67,9 @@ def held(supplier: Supplier, holder: str) -> Iterator[None]:
 
 @contextmanager
 def moment_held(supplier: Supplier, table_id: int, since: datetime, snapshot: str) -> Iterator[bool]:
-    """Holds the files of a table at a moment until the end of the context.
+    """Holds the files that a table had at a moment until the end of the context.
 
-    Yields False if some of them may have been deleted already.
+    Yields True, or False if some of the files may have been deleted already.
     """
     lease = _lease(supplier, "reader")
     values = {**lease.values, "table_id": table_id, "since": since, "snapshot": snapshot}
@@ -95,21 +95,28 @@ def _lease(supplier: Supplier, holder: str) -> Lease:
 
 
 def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
-    """Runs a statement that sees all earlier holds and deletions of the table's files; returns its rows."""
+    """Runs a statement that sees all earlier holds and deletions of the table's files; returns its rows.
+
+    It waits for other transactions that hold or delete files of the table.
+    """
     lock_history(conn, values["table_id"])
     return conn.execute(_whole(name).on(), values).fetchall()
 
 
 def lock_history(conn: psycopg.Connection[Any], table_id: int) -> bool:
-    """Locks a table against transactions that delete, hold or restore its files; returns if it exists."""
+    """Locks a table against transactions that delete, hold or restore its files.
+
+    Returns False if the table does not exist.
+    """
     return conn.execute(_QUERIES["lock_history"].on(), {"table_id": table_id}).rowcount > 0
 
 
 @contextmanager
 def held_until_next(supplier: Supplier, holder: str, seconds_max: float) -> Iterator[None]:
-    """Holds all files that are referenced now until the holder's next such hold, at most `seconds_max`.
+    """Holds all files that are referenced now, also after the context, until the holder's next such hold.
 
-    Releases the holder's earlier holds at the end of the context, or this one if the context raises.
+    The hold lasts at most `seconds_max`. The end of the context releases the holder's earlier holds. If the
+    context raises an error, this hold is released instead.
     """
     name = f"{holder} {uuid.uuid4().hex}"
     values = {"holder": name, "margin_seconds": MARGIN_SECONDS, "lease_seconds": seconds_max}
@@ -130,15 +137,15 @@ def holds(supplier: Supplier) -> list[Hold]:
 
 
 def release(supplier: Supplier, holder: str) -> bool:
-    """Ends a hold; returns False if there is none or it had ended."""
+    """Ends a hold; returns False if there is none or if it had ended already."""
     work = rows_of(_QUERIES["release"], {"holder": holder})
     return bool(run_transaction(supplier, work, operation="release files")[0][0])
 
 
 def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
-    """Returns the time before which files must have lost their last reference to be deleted.
+    """Returns a time: files that lost their last reference before it may be deleted.
 
-    Depends on the table's properties and on the holds.
+    The time depends on the table's properties and on the holds.
     """
     before: datetime = run_lookup(supplier, rows_of(_whole("before"), _kept(table)), operation="find holds")[
         0
@@ -147,9 +154,10 @@ def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
 
 
 def let_go(supplier: Supplier, table: TableRecord) -> datetime | None:
-    """Returns what `deletable_before` does, and records it: no earlier moment can be read from now on.
+    """Returns the time that `deletable_before` returns, and records it.
 
-    The caller then deletes the files. Returns None if the table was dropped.
+    From now on, no moment before that time can be read, and the caller deletes the files. Returns None if the
+    table was dropped.
     """
     rows = run_transaction(
         supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="release files"
@@ -172,6 +180,9 @@ def _whole(name: str) -> Query:
 
 
 def is_held(supplier: Supplier, table_id: int, snapshot: str, seconds: float) -> bool:
-    """Returns whether a moment of a table is held for at least `seconds` more, as named cuts are."""
+    """Returns True if a hold keeps a moment of a table for at least `seconds` more.
+
+    Holds of named cuts, for example, keep their moments in this way.
+    """
     values = {"table_id": table_id, "snapshot": snapshot, "seconds": seconds}
     return bool(run_lookup(supplier, rows_of(_QUERIES["is_held"], values), operation="find holds")[0][0])

@@ -1,16 +1,16 @@
 """The SQL of each layout, and access to a table's own PostgreSQL tables.
 
 A layout supplies parts of the store's statements, and some whole statements. `OwnTables` runs statements on
-the PostgreSQL tables of one table, and follows when the table is converted to another layout.
+the PostgreSQL tables of one table. If the table is converted to another layout, it uses that layout.
 
-Maintenance finds its work with looks (`OwnTables.look`), which read only what has changed. A look reads:
+Maintenance finds its work by looking at the partitions that have changed (`OwnTables.look`). A look reads:
 
-- the partitions to which references were added since the last look: by transactions that its snapshot did
-  not see;
+- the partitions to which references were added by transactions that the snapshot of the last look did not
+  see;
 - the partitions that are marked.
 
-It marks those that need work, and records its own snapshot. Once a day, and when the table's properties have
-changed, it looks at everything.
+A look marks the partitions that need work, and records its own snapshot. Once a day, and when the table's
+properties have changed, it reads all partitions.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ MAY_BE_OF = _SHARED_PARTS["may_be_of"]
 T = TypeVar("T")
 LOOKUPS_MAX = 20
 ATTEMPTS_MAX = 30
-"""Attempts of a transaction that conflicts with others: enough for hundreds of serializable writers."""
+"""The number of attempts of a transaction that conflicts with others.
+
+It is enough for hundreds of serializable writers.
+"""
 logger = logging.getLogger(__name__)
 Purpose = Literal["jobs", "splits", "pushes", "merges"]
 ITS_PARTITION = _WATERMARKS["its_partition"]
@@ -89,7 +92,10 @@ ITS_PARTITION = _WATERMARKS["its_partition"]
 def reference_arrays(
     prefix: str, references: Sequence[FileReference], ids: Mapping[str, bytes] | None = None
 ) -> Parameters:
-    """Returns references as columns; `ids` has `narrow_bytes` of their filenames if the caller knows it."""
+    """Returns references as arrays, one for each column, with `prefix` in their names.
+
+    `ids` has the `narrow_bytes` of filenames; without it, they are computed.
+    """
     names = [r.filename for r in references]
     columns = {
         "partition_ids": texts([r.partition_id for r in references]),
@@ -103,7 +109,10 @@ def reference_arrays(
 
 
 def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> Parameters:
-    """Returns files and their references as columns; `commits` has the number of each file's commit."""
+    """Returns files and their references as arrays, one for each column.
+
+    `commits` has the number of each file's commit.
+    """
     references = [(n, reference) for n, f in zip(commits, files, strict=True) for reference in f.references]
     references.sort(key=lambda pair: pair[1].partition_id)  # inserts neighbours in the index together
     ids = {f.filename: narrow_bytes(f.filename) for f in files}
@@ -124,7 +133,7 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
 
 
 def key_arrays(keys: Iterable[tuple[str, str]]) -> Parameters:
-    """Returns (partition id, filename) pairs as columns."""
+    """Returns (partition id, filename) pairs as arrays, one for each column."""
     listed = list(keys)
     return {
         "partition_ids": texts([p for p, _ in listed]),
@@ -184,12 +193,15 @@ def forget_arrays(commits: Sequence[int], filenames: Sequence[str]) -> Parameter
 
 
 def reference_from_row(row: Sequence[Any]) -> FileReference:
-    """Returns the reference of a row with the columns of the query `reference_columns`."""
+    """Returns a row, with the columns of the query `reference_columns`, as a reference."""
     return FileReference(**dict(zip(_REFERENCE_FIELDS, row, strict=True)))
 
 
 def _input_arrays(groups: Sequence[Sequence[str]]) -> Parameters:
-    """Returns the ids of all groups' files, and the first and last position of each group, from 1."""
+    """Returns the ids of the files of all groups, and the first and last position of each group in them.
+
+    Positions count from 1.
+    """
     sizes = list(map(len, groups))
     lasts = list(accumulate(sizes))
     return {
@@ -201,7 +213,10 @@ def _input_arrays(groups: Sequence[Sequence[str]]) -> Parameters:
 
 @dataclass(frozen=True)
 class Layout:
-    """The SQL of one layout: `queries["replace"]` is the store's statement with the layout's parts in it."""
+    """The SQL of one layout.
+
+    For example, `queries["replace"]` is the store's statement `replace` with the layout's parts in it.
+    """
 
     name: str
     own: Queries
@@ -217,7 +232,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> dict[str, Query]:
-        """The parts that the layout supplies to statements, also to those of other modules."""
+        """The parts that the layout supplies to statements, including those of other modules."""
         return {name: self.own[name] for name in _PARTS}
 
     def _queries(self, found_part: str) -> dict[str, Query]:
@@ -238,20 +253,20 @@ class Layout:
         return {name: query.including(**parts) for name, query in whole.items()}
 
     def tables(self, table_id: int) -> dict[str, str]:
-        """Returns the names of one table's PostgreSQL tables, by the identifiers used in the SQL files."""
+        """Returns the names of one table's PostgreSQL tables, by their identifiers in the SQL files."""
         return {kind: f"{name}_{table_id}" for kind, name in _TABLES[self.name].items()}
 
     def names(self, table_id: int) -> dict[str, str]:
-        """Returns the names of `tables`, and those of the other objects that are made with them."""
+        """Returns the names of `tables`, and those of the other database objects that belong to them."""
         tables = self.tables(table_id)
         return {**tables, "unreferenced": f"{tables['file_reference']}_unreferenced"}
 
     def on(self, name: str, table_id: int) -> sql.Composed:
-        """Returns a statement on one table's PostgreSQL tables."""
+        """Returns the statement called `name`, for one table's PostgreSQL tables."""
         return composed(self.queries[name], self.names(table_id))
 
     def statement(self, name: str, table_id: int) -> Statement:
-        """Returns the cached form of the statement `on`, for statements that run often."""
+        """Returns the same statement as `on` in a cached form, for statements that run often."""
         return _statement(self.name, name, table_id)
 
     def create(self, table_id: int) -> sql.Composed:
@@ -260,7 +275,7 @@ class Layout:
 
 
 def composed(query: Query, names: Mapping[str, str]) -> sql.Composed:
-    """Returns a query with the names filled in for its identifiers."""
+    """Returns a query in which `names` are filled in for the identifiers."""
     return query.on(**{kind: names[kind] for kind in query.identifiers})
 
 
@@ -279,7 +294,7 @@ def _statement(layout_name: str, name: str, table_id: int) -> Statement:
 
 
 class OwnTables:
-    """The PostgreSQL tables of one table, named by its layout. Safe to share between threads."""
+    """The PostgreSQL tables of one table, named by its layout. Threads may share one object."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self.supplier = supplier
@@ -297,22 +312,26 @@ class OwnTables:
         return self._state[1]
 
     def on(self, query: str | Query) -> sql.Composed:
-        """Returns a statement of the layout, given by name, or another query with the layout's parts."""
+        """Returns a statement, for the table's PostgreSQL tables.
+
+        `query` is the name of a statement of the layout, or a query into which the layout's parts are
+        inserted.
+        """
         table, known = self._state
         if isinstance(query, Query):
             return composed(query.including(**known.parts), known.names(table.table_id))
         return known.on(query, table.table_id)
 
     def statement(self, name: str) -> Statement:
-        """Returns the cached form of the statement `on`, for statements that run often."""
+        """Returns a statement of the layout in a cached form, for statements that run often."""
         table, known = self._state
         return known.statement(name, table.table_id)
 
     def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
-        """Runs `work`, and again when the table was converted to another layout meanwhile.
+        """Runs `work`, and runs it again if the table was converted to another layout meanwhile.
 
-        With `conn`, of the caller's transaction, raises `SerializationFailure` instead: the caller's
-        transaction is retried. Raises `TableNotFound` when the table was dropped.
+        With `conn`, the connection of the caller's transaction, it raises `SerializationFailure` instead, so
+        that the caller's transaction is retried. Raises `TableNotFound` when the table was dropped.
         """
         if conn is not None:
             return self._following_within(conn, work)
@@ -335,7 +354,10 @@ class OwnTables:
         read_only: bool = False,
         scans: bool = False,
     ) -> T:
-        """Runs `work` as `run_transaction` does, and again when the layout was converted meanwhile."""
+        """Runs `work` in a transaction, and runs it again if the table's layout was converted meanwhile.
+
+        `run_transaction` describes the options.
+        """
 
         def once() -> T:
             return run_transaction(
@@ -357,7 +379,10 @@ class OwnTables:
         operation: str,
         scans: bool = False,
     ) -> list[Any]:
-        """Returns the rows of one statement, found as `on` does; adds `table_id` to its values."""
+        """Returns the rows of one statement, run in a transaction of its own.
+
+        `query` is as for `on`. `table_id` and `salt_buckets` are added to the values.
+        """
         return self.run(lambda conn: self.rows_in(conn, query, values), operation=operation, scans=scans)
 
     def looked_up(self, query: str | Query, values: Mapping[str, Any], *, operation: str) -> list[Any]:
@@ -371,7 +396,7 @@ class OwnTables:
     def rows_in(
         self, conn: psycopg.Connection[Any], query: str | Query, values: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Returns the rows of one statement, as `rows` does, in the caller's transaction."""
+        """Returns the rows of one statement, run in the caller's transaction; otherwise like `rows`."""
         # composed at each try, as a conversion changes the names
         return fetched(conn.execute(self.on(query), self.values(values or {})))
 
@@ -383,7 +408,11 @@ class OwnTables:
         *,
         run: Callable[..., T] = run_transaction,
     ) -> T:
-        """Runs `work` with the table's isolation, in the transaction of `conn` or else in one of its own."""
+        """Runs `work` in the transaction of `conn`, or else in a new one, which `run` makes.
+
+        A new transaction has the isolation of the table. `work` runs again if the layout was converted
+        meanwhile.
+        """
 
         def once() -> T:
             if conn is not None:
@@ -407,7 +436,11 @@ class OwnTables:
         operation: str | None = None,
         run: Callable[..., list[Any]] = run_transaction,
     ) -> list[Any]:
-        """Returns the rows of one statement of the layout, as `following_in` runs it."""
+        """Returns the rows of one statement of the layout.
+
+        The statement runs in the transaction of `conn`, or else in a new one, which `run` makes. It runs
+        again if the layout was converted meanwhile. `operation` names it in messages.
+        """
 
         def work(c: psycopg.Connection[Any]) -> list[Any]:
             return fetched(self.execute(c, name, values or {}))
@@ -415,7 +448,7 @@ class OwnTables:
         return self.following_in(work, operation or name, conn, run=run)
 
     def stream(self, name: str, values: Parameters, page_rows: int) -> Iterator[Sequence[Any]]:
-        """Yields the rows of one statement of the layout, with at most `page_rows` in memory at a time."""
+        """Yields the rows of one statement of the layout, with at most `page_rows` of them in memory."""
         cursor, stack = self.following(lambda: self._open(name, values, page_rows))
         with dropped_tables(self.table), stack:
             yield from cursor
@@ -438,14 +471,14 @@ class OwnTables:
         return self.statement(name).execute(conn, self.values(values))
 
     def values(self, values: Mapping[str, Any]) -> Parameters:
-        """Returns the values with those added that the parts of every layout take."""
+        """Returns the values, and adds those that the parts of every layout need."""
         table = self.table
         return {**values, "table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
 
     def wait_for_deletions(self, conn: psycopg.Connection[Any]) -> None:
         """Waits for transactions that add deletions, if the table's isolation is serializable.
 
-        Call it first in the transaction: a snapshot taken before the wait would miss the deletions.
+        Call it at the start of a transaction. A snapshot from before the wait would not see the deletions.
         """
         if self.isolation is Isolation.SERIALIZABLE:
             conn.execute(self.on("wait_for_deletions"))
@@ -457,11 +490,11 @@ class OwnTables:
         query: Callable[[], Query],
         values: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Looks at what has changed, and returns the first value of the statement's row.
+        """Looks for work in the partitions that have changed; returns the first value of the statement's row.
 
         Runs one statement in one transaction. The statement gets two parts: `changed`, the partitions to look
         at, and `remembered`, which records the look. Its values are `facts` and `values`. `facts` are the
-        criteria of the look: when they differ from those of the last look, it looks at everything. Looks with
+        criteria of the look. If they differ from those of the last look, it reads all partitions. Looks with
         the same purpose wait for each other.
         """
         key = {"table_id": self.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
@@ -483,9 +516,10 @@ class OwnTables:
         return self.run(once, operation=f"look for {purpose}")
 
     def still(self, conn: psycopg.Connection[Any]) -> None:
-        """Locks the layout's tables and the removal log against conversion and drop.
+        """Locks the layout's tables and the removal log, so that they cannot be converted or dropped.
 
-        Call it at the start of a transaction. Until that ends, its snapshots see all of these tables.
+        Call it at the start of a transaction. Until the end, the transaction's snapshots see all of these
+        tables.
         """
         tables = self.layout.tables(self.table.table_id).values()
         names = sql.SQL(", ").join(map(sql.Identifier, tables))
@@ -518,7 +552,7 @@ class OwnTables:
 
 @contextmanager
 def dropped_tables(table: TableRecord) -> Iterator[None]:
-    """Raises `TableNotFound` in place of the errors of PostgreSQL tables that no longer exist."""
+    """Turns errors about PostgreSQL tables that no longer exist into `TableNotFound`."""
     try:
         yield
     except (pg.UndefinedTable, pg.ForeignKeyViolation):

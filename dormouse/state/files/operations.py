@@ -1,10 +1,10 @@
-"""The five kinds of updates: the parameters of their statements, and the errors of refused parts.
+"""The five kinds of updates: the parameters of their statements, and the errors of refused items.
 
-The error of a refused part is looked up only after the statement refused it. If the look-up finds no error
-(None), the state has changed meanwhile, and the part is retried.
+A statement only refuses an item. The item's error is looked up afterwards. If the look-up finds no error
+(None), the state has changed meanwhile, and the item is retried.
 
-A commit may have been planned on an older tree, and name partitions that have left it. Statements that add
-references refuse such a commit. It is then sent again with the partitions that took their places.
+A commit may have been planned on an older tree, and name partitions that have left the tree. Statements that
+add references refuse such a commit. It is then sent again with the partitions that took their places.
 """
 
 from __future__ import annotations
@@ -46,10 +46,15 @@ from dormouse.state.files.layout import (
 )
 
 Places = Mapping[str, str]
-"""Partitions that left the tree, with those that took their places."""
+"""A mapping from partitions that left the tree to the partitions that took their places."""
 ReferenceState = tuple[bool, bool, str | None, bool]
-"""The state of a reference: is the file tracked, does the reference exist, its job, and is there a pending
-deletion that applies to the file."""
+"""The state of a reference, in four parts.
+
+1. True if the file is tracked.
+2. True if the reference exists.
+3. The job that holds the reference, if any.
+4. True if a pending deletion applies to the file.
+"""
 
 Kind = Literal[
     "add_files",
@@ -65,7 +70,7 @@ Keys = list[tuple[str, str]]
 def of_forgotten(
     table: str, items: Sequence[FileWithReferences | SplitFileReferenceRequest], forgotten: Collection[str]
 ) -> dict[int, PartitionForgotten]:
-    """Returns the errors, by number, of items that add references to forgotten partitions.
+    """Returns an error for each item that adds references to forgotten partitions, by the item's number.
 
     A forgotten partition left the tree so long ago that the partition in its place is no longer known.
     """
@@ -78,19 +83,19 @@ def of_forgotten(
 
 
 def file_in_place(file: FileWithReferences, places: Places) -> FileWithReferences:
-    """Returns a file with references to the partitions that took the places of those it names."""
+    """Returns the file with each reference moved to the partition that took the place of its own."""
     return replace(file, references=_in_place(file.references, places))
 
 
 def split_in_place(request: SplitFileReferenceRequest, places: Places) -> SplitFileReferenceRequest:
-    """Returns a split into the partitions that took the places of those it names."""
+    """Returns the split with each new reference moved to the partition that took the place of its own."""
     return replace(request, new_references=_in_place(request.new_references, places))
 
 
 def _in_place(references: Iterable[FileReference], places: Places) -> tuple[FileReference, ...]:
-    """Returns references to one file in their new places; those in the same place become one reference.
+    """Moves references to one file to the partitions that took the places of their own.
 
-    Their row counts are added up.
+    References that get the same partition become one, and their row counts are added.
     """
     of_partition: dict[str, list[FileReference]] = defaultdict(list)
     for reference in references:
@@ -119,14 +124,17 @@ def _outputs_among_inputs(
 
 
 def _impossible_names(table: str, filenames: Sequence[str]) -> dict[int, DormouseError]:
-    """Returns the errors, by number, of names that PostgreSQL cannot store, so that no such file exists."""
+    """Returns an error for each name that PostgreSQL cannot store, by the name's number.
+
+    No file can have such a name.
+    """
     return {n: FileNotFound(table, name) for n, name in enumerate(filenames) if not is_text(name)}
 
 
 def refused_assignment(
     table: str, request: AssignJobIdRequest, states: Sequence[ReferenceState]
 ) -> DormouseError | None:
-    """Returns the error of a refused assignment; `states` are those of its references."""
+    """Returns the error of a refused assignment, or None; `states` are those of its references."""
     for name, (_, exists, job_id, _) in zip(request.filenames, states, strict=True):
         if not exists:
             return FileReferenceNotFound(table, name, request.partition_id, request.job_id)
@@ -138,7 +146,10 @@ def refused_assignment(
 def refused_replacement(
     table: str, request: ReplaceFileReferencesRequest, states: Sequence[ReferenceState]
 ) -> DormouseError | None:
-    """Returns the error of a refused replacement; `states` are those of its inputs, then of its output."""
+    """Returns the error of a refused replacement, or None.
+
+    `states` are those of its inputs and then, if it has one, of its output.
+    """
     about = (request.partition_id, request.job_id)
     for name, state in zip(request.input_filenames, states, strict=False):
         tracked, exists, job_id, is_deleted_from = state
@@ -158,7 +169,10 @@ def refused_replacement(
 def refused_split(
     table: str, request: SplitFileReferenceRequest, states: Sequence[ReferenceState]
 ) -> DormouseError | None:
-    """Returns the error of a refused split; `states` are those of the old reference, then of the new ones."""
+    """Returns the error of a refused split, or None.
+
+    `states` are those of the old reference and then of the new ones.
+    """
     old = request.old_reference
     (tracked, is_there, job_id, _), *targets = states
     if not tracked:
@@ -175,7 +189,7 @@ def refused_split(
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Changes of one kind to one table, applied together, and once for each commit id.
+    """Changes of one kind to one table, which are applied together. Each commit id is applied once.
 
     - `items` are FileWithReferences, AssignJobIdRequest, ReplaceFileReferencesRequest,
       SplitFileReferenceRequest or filenames, depending on the kind.
@@ -190,7 +204,7 @@ class Commit:
     expires: bool = True
     same_content: bool = True
     source: bytes | None = None
-    """A digest, 16 bytes, of the data that the items were made from. It is recorded with the id."""
+    """A digest, 16 bytes, of the data from which the items were made. It is recorded with the id."""
     attempt_id: str | None = None
     """The write attempt that the commit ends. An abandoned attempt can commit nothing."""
 
@@ -199,9 +213,9 @@ class Commit:
 class CommitResult:
     """The outcome of a commit.
 
-    `failed` has the number and error of each refused item, also when the commit was applied before. The state
-    is "refused" when no item was applied. Replacements and splits succeed or fail one by one; all other items
-    of a commit together.
+    `failed` has the number and error of each refused item, even if the commit was applied before. The state
+    is "refused" when no item was applied. The replacements or splits of a commit succeed or fail one by one.
+    Other items of a commit succeed or fail together.
     """
 
     state: State
@@ -214,7 +228,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPart:
-    """The refused items of an applied commit; `items` is the number of all its items."""
+    """The refused items of an applied commit. `items` is the number of all its items."""
 
     items: int
     failed: tuple[tuple[int, DormouseError], ...]
@@ -248,11 +262,12 @@ class RefusedPart:
 class Operation:
     """One kind of update.
 
-    - `alone`: items of a commit succeed or fail one by one; otherwise all or none are applied.
+    - `alone`: each item of a commit succeeds or fails alone; otherwise all or none are applied.
     - `names_refused`: the last column of the statement names the files that it refused.
     - `whole_statement`: a faster statement for batches in which nothing is refused.
     - `order`: the sort key of items, if the statement does not sort them.
-    - `touches`: returns what an item changes. Two items that change the same cannot be in one statement.
+    - `touches`: returns the things that an item changes. Two items that change the same thing cannot be in
+      one statement.
     - `keys`: returns the references (partition id, filename) whose states `diagnose` needs.
     - `diagnose`: returns the error of a refused item, or None when nothing prevents it now.
     - `in_place`: returns an item with the partitions that took the places of merged ones. The statement
@@ -358,7 +373,7 @@ def _split_fingerprint(request: SplitFileReferenceRequest) -> list[str]:
 
 
 def first_doubled(items: Sequence[Any]) -> Any:
-    """Returns the first item that repeats an earlier one, or None when all differ."""
+    """Returns the first item that equals an earlier one, or None when all differ."""
     seen: set[Any] = set()
     for item in items:
         if item in seen:

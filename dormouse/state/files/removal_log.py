@@ -1,4 +1,4 @@
-"""The removal log, which records removed references, with a partition for each day.
+"""The removal log: a record of removed references, with one PostgreSQL partition for each day.
 
 Partitions are made some days ahead, and dropped when no table needs them.
 """
@@ -26,8 +26,8 @@ _QUERIES = load(__package__ or "", "removal_log")
 def roll(supplier: Supplier) -> None:
     """Makes the partitions of the coming days, and drops those that are not needed.
 
-    Leaves days that are in use for the next time. Does nothing for a role that does not own the log: the
-    owner's role does it, for example in the maintenance of a deployment.
+    A day that is in use is left for the next call. Does nothing for a role that does not own the log. Then a
+    process with the owner's role must call it, such as the maintenance of a deployment.
     """
     if not DAYS.may_roll(supplier):
         return
@@ -46,7 +46,10 @@ def roll(supplier: Supplier) -> None:
 
 
 def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
-    """Sets the time of removals after the day `last` to now: a wrong clock dated them into the future."""
+    """Sets the time of removals after the day `last` to now.
+
+    A wrong clock had dated them into the future.
+    """
     conn.execute(_QUERIES["date_back"].on(), {"first_day": _midnight(last + timedelta(days=1))})
 
 

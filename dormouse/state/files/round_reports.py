@@ -1,8 +1,8 @@
-"""Reports of ingests and rounds, which are listed among the jobs, and the end of the last round of each kind.
+"""Reports of ingests and rounds, which are listed among the jobs, and the last round of each kind.
 
-A background thread writes the reports of many ingests in one statement; no ingest waits for it. The end of a
-round is recorded wherever the round runs; of rounds that find nothing to do, at most one a minute is
-recorded. If it cannot be recorded, that is logged, and the round does not fail.
+A background thread writes the reports of many ingests in one statement, and no ingest waits for it. The end
+of each round is recorded, but of rounds that found no work, at most one in a minute. A failure to record it
+is logged, and does not make the round fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
 WAIT_SECONDS = 1.0
 PENDING_MAX = 10_000
-"""The number of reports kept while the database cannot be reached; later ones are dropped."""
+"""The most reports that are kept while the database cannot be reached; further reports are dropped."""
 CHARACTERS_MAX = 1_000
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "round_reports")
@@ -55,7 +55,7 @@ class _Report:
 
 @dataclass(slots=True)
 class Reported:
-    """An ingest while it runs; it sets `message` to its result."""
+    """An ingest that is running. The ingest sets `message` to its result."""
 
     message: str | None = None
 
@@ -72,7 +72,7 @@ class RoundReports:
 
     @contextmanager
     def ingest(self, table: str) -> Iterator[Reported]:
-        """Reports an ingest of a table at its end, with the message that it set or its error."""
+        """Reports an ingest of a table when the context ends, with the message that it set or its error."""
         current, began = Reported(), time.monotonic()
         try:
             yield current
@@ -129,7 +129,7 @@ class RoundReports:
 
 
 def process_name() -> str:
-    """Returns a name of this process for people: its id and host."""
+    """Returns a name of this process for people: its process id and host."""
     return f"process {os.getpid()} on host {socket.gethostname()}"
 
 
@@ -139,10 +139,10 @@ def _storable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """The end of the last round of a kind, with times by the database's clock, None before one has ended.
+    """The last round of a kind. Times are by the database's clock, and None before a round has ended.
 
-    `error` is the reason in one line for which it failed or a job was given up since; None when all is well.
-    `failures` counts consecutive rounds that failed.
+    `error` is the reason, in one line, for which the round failed or a job was given up since; None without
+    failures. `failures` counts consecutive rounds that failed.
     """
 
     kind: RoundKind
@@ -164,14 +164,17 @@ class GivenUp:
 
 @dataclass(slots=True)
 class Round:
-    """A round while it runs: `worked` if it did anything, and the errors in spite of which it went on."""
+    """A round that is running.
+
+    `worked` is True if it did any work. `errors` are those in spite of which it continued.
+    """
 
     worked: bool = False
     errors: list[str] = field(default_factory=list)
     outcome: str | None = None
     """The result of the round, in a line for people."""
     goes_on: bool = False
-    """True if another process does the work, and records its end."""
+    """True if another process does the rest of the work, and records the round's end."""
 
 
 class LastRounds:
@@ -183,9 +186,9 @@ class LastRounds:
 
     @contextmanager
     def round(self, kind: RoundKind) -> Iterator[Round]:
-        """Runs a round, and records its end with the error that it raised or those that it collected.
+        """Runs a round, and records its end, with the error that it raised or those in `Round.errors`.
 
-        First restarts leases that a wrong clock made too long. The end is not recorded when the round was
+        First corrects leases that a wrong clock made too long. The end is not recorded when the round was
         interrupted or cancelled, or when the table or the database is not available.
         """
         current, started = Round(), time.monotonic()
@@ -238,19 +241,25 @@ class LastRounds:
 
 
 def count_given_up(conn: psycopg.Connection[Any], table: TableRecord, reason: str) -> None:
-    """Counts a given-up compaction job, in the transaction that gives it up, so that the count is exact."""
+    """Counts a compaction job as given up.
+
+    It runs in the transaction that gives the job up, so that the count is exact.
+    """
     values = {"table_id": table.table_id, "error": _without_nul(" ".join(reason.split()))}
     conn.execute(_QUERIES["count_given_up"].on(), values)
 
 
 def jobs_given_up(supplier: Supplier, table_ids: Iterable[int]) -> dict[int, int]:
-    """Returns how many jobs were given up so far, by table id; tables without any may be absent."""
+    """Returns the number of jobs that were given up so far, by table id. Tables without any may be absent."""
     work = rows_of(_QUERIES["given_up"], {"table_ids": list(table_ids)})
     return dict(run_lookup(supplier, work, operation="count jobs given up"))
 
 
 def rounds_failing(supplier: Supplier) -> int:
-    """Returns how many kinds of rounds fail, over all tables: their last round failed or gave up jobs."""
+    """Returns the number of failing rounds, over all tables and kinds of rounds.
+
+    A kind is failing on a table if its last round failed or gave up jobs.
+    """
     work = rows_of(_QUERIES["failing"])
     return int(run_lookup(supplier, work, operation="count rounds that fail")[0][0])
 

@@ -1,4 +1,4 @@
-"""The versions of one table's schema, as the database stores them."""
+"""The versions of one table's columns, as the database stores them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _QUERIES = load(__package__ or "", "shapes")
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """A change of a table's columns: the version of the schema that it made, and a description in words."""
+    """A change of a table's columns.
+
+    `version` is the version of the schema that it made. `change` describes it in words.
+    """
 
     version: int
     change: str
@@ -32,7 +35,10 @@ class SchemaChange:
 
 
 class Then(NamedTuple):
-    """A table as it was in a snapshot, the newest version of its schema, and its current properties, JSON."""
+    """A table as it was in a snapshot, with two current facts.
+
+    `version` is the newest version of the table's schema. `properties` are its current properties, as JSON.
+    """
 
     table: TableRecord
     version: int
@@ -40,7 +46,7 @@ class Then(NamedTuple):
 
 
 class NextShape(NamedTuple):
-    """A table as a change makes it, and a description of the change in words."""
+    """A table as a change makes it, with a description of the change in words."""
 
     table: TableRecord
     change: str
@@ -67,9 +73,9 @@ class Shapes:
         return self._held("now", conn)
 
     def at(self, snapshot: str) -> Then:
-        """Returns the table with the columns of a snapshot, and its current properties.
+        """Returns the table with the columns that it had in a snapshot, and with its current properties.
 
-        The properties name the columns as they were named then. Raises `TableNotFound`.
+        The properties in `table` name the columns as the snapshot does. Raises `TableNotFound`.
         """
         rows = self._rows("then", snapshot=snapshot)
         if not rows:
@@ -88,14 +94,14 @@ class Shapes:
     def change(self, change: Change) -> TableRecord:
         """Applies a change to the current columns of the table, in one transaction; returns the new table.
 
-        Raises `TableNotFound`, `TableBusy`, or what `change` raises; then nothing has changed.
+        Raises `TableNotFound`, `TableBusy` or the errors of `change`, and then changes nothing.
         """
 
         operation = f"change the columns of table {self._table.name!r}"
         return run_alone(self._supplier, lambda conn: self.change_in(conn, change), operation=operation)
 
     def change_in(self, conn: psycopg.Connection[Any], change: Change) -> TableRecord:
-        """Applies a change as `change` does, in the caller's transaction."""
+        """Applies a change to the current columns, in the caller's transaction; returns the new table."""
         now = self._held("held", conn)
         made, description = change(now, conn)
         values = {
@@ -109,7 +115,7 @@ class Shapes:
         return made
 
     def try_change(self, change: Change) -> None:
-        """Checks whether a change could be made now; raises what it would raise."""
+        """Raises the error that a change would raise now, if any; changes nothing."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             change(self.of(conn), conn)

@@ -61,14 +61,18 @@ from dormouse.state.files.totals import Differences, TableTotals
 from dormouse.state.files.updates import Whole, apply_commits, whole_statement
 
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
-"""Deletions in no order: number, condition as JSON, and True if it is an erasure."""
+"""Deletions in any order, each with its number, its condition as JSON, and True if it is an erasure."""
 PAGE_ROWS = 10_000
 _FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The facts of a file. `unreferenced_at` is when garbage collection saw its last reference removed."""
+    """The facts of a file.
+
+    `unreferenced_at` is the time at which garbage collection noticed that its last reference had been
+    removed.
+    """
 
     filename: str
     byte_count: int | None
@@ -81,7 +85,10 @@ class FileFacts:
 
 
 class KeyBounds(NamedTuple):
-    """The bounds of some rows' row keys, each encoded; None is unbounded. Empty bounds mean all rows."""
+    """The smallest and largest value of each row key among some rows, each encoded as bytes.
+
+    None means no bound. Empty bounds mean all rows.
+    """
 
     min_keys: Sequence[bytes | None] = ()
     max_keys: Sequence[bytes | None] = ()
@@ -91,11 +98,18 @@ class KeyBounds(NamedTuple):
 
 
 class PlannedRows(NamedTuple):
-    """The references and deletions, in one snapshot, from which a query is planned.
+    """The references and deletions, from one snapshot, that a query is planned with.
 
-    Each reference has: partition id, filename, True if the file has rows of this partition alone, the file's
-    bytes, smallest and largest key, the last deletion number that the file does not need (`till`), and the
-    deletions up to `till` that it still needs.
+    Each reference has these values:
+
+    1. the partition id
+    2. the filename
+    3. True if the file has only rows of this partition
+    4. the file's bytes
+    5. the file's smallest key
+    6. the file's largest key
+    7. `till`: of the deletions up to this number, readers apply only those in the last value
+    8. the deletions up to `till` that readers still apply to the file
     """
 
     references: list[Sequence[Any]]
@@ -103,9 +117,10 @@ class PlannedRows(NamedTuple):
 
 
 class FileDeletions(NamedTuple):
-    """The deletions that readers need not apply to a file, and its smallest and largest key.
+    """The deletions that readers need not apply to a file, and the file's smallest and largest key.
 
-    Those up to number `till` need not be applied, except those in `left`. All None for an untracked file.
+    Deletions with numbers up to `till` need not be applied, except those in `left`. All values are None for
+    an untracked file.
     """
 
     till: int | None
@@ -115,7 +130,10 @@ class FileDeletions(NamedTuple):
 
 
 class FilesDeletions(NamedTuple):
-    """The number of a table's last deletion, deletions, and some files in the order of the request."""
+    """Some deletions of a table, and facts about some files.
+
+    `till` is the number of the table's last deletion. `files` are in the order of the request.
+    """
 
     till: int
     deletions: DeletionRows
@@ -125,9 +143,9 @@ class FilesDeletions(NamedTuple):
 class FileReferenceStore:
     """The file reference store of one table.
 
-    Updates take a `commit_id`. When that commit was applied before, the update changes nothing and returns
-    False, or raises again the errors of its refused items. The id is kept without limit, unless
-    `commit_expires`: then garbage collection deletes it after `history_retention_seconds`. With `conn`, a
+    Updates take a `commit_id`. If that commit was applied before, the update changes nothing. It then returns
+    False, or raises the errors of its refused items again. The id is kept without limit. With
+    `commit_expires`, garbage collection deletes it after `history_retention_seconds`. With `conn`, a
     connection inside a transaction, the update is part of that transaction.
     """
 
@@ -142,18 +160,18 @@ class FileReferenceStore:
     def apply(
         self, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
     ) -> list[CommitResult]:
-        """Applies commits of one kind; returns a result for each. A refused one does not affect the others.
+        """Applies commits of one kind; returns the result of each. A refused one does not affect the others.
 
-        The batch is one transaction, or part of that of `conn`. Raises as `run_transaction` does: then
-        nothing was applied, or the outcome is unknown. Raises `AttemptAbandoned`, and applies nothing, when a
-        commit's attempt was abandoned.
+        The batch is one transaction, or part of the transaction of `conn`. Raises the errors of
+        `run_transaction`. After such an error, nothing was applied, or the outcome is unknown. If the attempt
+        of a commit was abandoned, raises `AttemptAbandoned` and applies nothing.
         """
         return apply_commits(self.own, kind, commits, conn=conn)
 
     def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
         """Returns a faster statement that applies all commits in its own transaction, or None if none can.
 
-        The statement fails if the table's name is not among `names`, unless these are empty.
+        If `names` is not empty, the statement fails unless the table's name is in it.
         """
         return whole_statement(self.own, kind, commits, names)
 
@@ -164,7 +182,10 @@ class FileReferenceStore:
         commit_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Adds files by their references; raises `FileAlreadyExists`, and adds none, when one is tracked."""
+        """Adds files by their references.
+
+        Raises `FileAlreadyExists`, and adds no file, if one of them is tracked already.
+        """
         return self.add_files_with_references(group_by_file(references), commit_id=commit_id, conn=conn)
 
     def add_files_with_references(
@@ -177,8 +198,8 @@ class FileReferenceStore:
     ) -> bool:
         """Adds files with their references, if any.
 
-        Raises `FileAlreadyExists`, and adds none, when one is tracked. `source` is recorded with the commit
-        id for `is_of_source`.
+        Raises `FileAlreadyExists`, and adds no file, if one of them is tracked already. `source` is a digest
+        of the files' data. It is recorded with the commit id for `is_of_source`.
         """
         return self._all_or_none("add_files", list(files), commit_id, conn, source=source)
 
@@ -191,16 +212,17 @@ class FileReferenceStore:
     ) -> bool:
         """Assigns all the references to jobs, or none of them.
 
-        Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` when a job holds one already.
+        Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` if a job holds one of them already.
         """
         return self._all_or_none("assign_job_ids", list(requests), commit_id, conn)
 
     def unassign_job(
         self, job_id: str, *, partition_id: str | None = None, conn: psycopg.Connection[Any] | None = None
     ) -> None:
-        """Releases every reference that a job holds, if any.
+        """Releases all references that a job holds.
 
-        With `partition_id`, the job's partition, reads only the references of that one.
+        With `partition_id`, which must be the job's partition, it reads only the references of that
+        partition.
         """
         self.own.fetch("unassign_job", {"job_id": job_id, "partition_id": partition_id}, conn)
 
@@ -212,10 +234,10 @@ class FileReferenceStore:
         commit_expires: bool = False,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Replaces jobs' inputs by their outputs.
+        """Replaces the inputs of jobs by their outputs.
 
-        Applies the valid requests in one transaction. Raises `ReplaceRequestsFailed` with the others, which
-        changed nothing, and the error of each.
+        Applies the valid requests in one transaction. If there are invalid ones, then raises
+        `ReplaceRequestsFailed` with these and the error of each.
         """
         listed = list(requests)
         result = self._apply_one("replace_file_references", listed, commit_id, conn, expires=commit_expires)
@@ -232,7 +254,8 @@ class FileReferenceStore:
     ) -> bool:
         """Replaces references by others to the same files.
 
-        Applies the valid requests in one transaction; raises `SplitRequestsFailed` with the others.
+        Applies the valid requests in one transaction. If there are invalid ones, then raises
+        `SplitRequestsFailed` with these and the error of each.
         """
         listed = list(requests)
         result = self._apply_one("split_file_references", listed, commit_id, conn)
@@ -247,11 +270,17 @@ class FileReferenceStore:
         commit_id: str | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Forgets unreferenced files: all, or none and raises `FileNotFound` or `FileHasReferences`."""
+        """Deletes the records of unreferenced files, all or none.
+
+        Raises `FileNotFound` or `FileHasReferences` if one of the files cannot be forgotten.
+        """
         return self._all_or_none("delete_collected_files", sorted(set(filenames)), commit_id, conn)
 
     def stamp_unreferenced(self) -> int:
-        """Stamps files that lost their last reference (garbage collection, stage one); returns how many."""
+        """Stamps the files that lost their last reference; returns their number.
+
+        This is stage one of garbage collection.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> int:
             # a separate statement, so that the next one sees references restored during the wait
@@ -262,12 +291,12 @@ class FileReferenceStore:
         return self.own.run(work, operation="stamp_unreferenced")
 
     def orphaned(self) -> tuple[int, int]:
-        """Returns the number and bytes of unreferenced files that garbage collection has not deleted yet."""
+        """Returns the number and bytes of the unreferenced files that are not deleted yet."""
         [(files, byte_count)] = self.own.fetch("orphaned")
         return int(files), int(byte_count)
 
     def forget_expired_commits(self, limit: int) -> int:
-        """Deletes the ids of expired commits, at most `limit`; returns how many."""
+        """Deletes the ids of at most `limit` expired commits; returns the number of deleted ids."""
         rows = self.own.fetch("forget_expired_commits", {"limit": limit}, operation="forget commits")
         return int(rows[0][0])
 
@@ -276,7 +305,7 @@ class FileReferenceStore:
         conn.execute(self.own.layout.create(self.table.table_id))
 
     def is_unused(self, conn: psycopg.Connection[Any]) -> bool:
-        """Returns whether the table never had rows; the caller's transaction must keep writers out."""
+        """Returns True if the table never had rows. The caller's transaction must keep writers out."""
         [(unused,)] = self.own.execute(conn, "is_unused", {}).fetchall()
         return bool(unused)
 
@@ -287,11 +316,14 @@ class FileReferenceStore:
         conn.execute(self.own.layout.on("drop", self.table.table_id))
 
     def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
-        """Locks out writers that add references until the transaction ends; for `run_alone`."""
+        """Locks out writers that add references until the transaction, one of `run_alone`, ends."""
         self.own.execute(conn, "keep_writers_out", {})
 
     def clear(self) -> None:
-        """Forgets all files of this table. A concurrent update comes wholly before or after it."""
+        """Deletes the records of all files of this table.
+
+        A concurrent update takes effect entirely before it or entirely after it.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> None:
             self.keep_writers_out(conn)
@@ -308,13 +340,17 @@ class FileReferenceStore:
     ) -> None:
         """Restores the references of a snapshot, in a transaction that keeps writers out.
 
-        Releases the references that jobs hold. `references` are those to add again, from `removed_since`.
+        Releases the references that jobs hold. `references` are the result of `removed_since`, which are
+        added again.
         """
         self.own.execute(conn, "restore_remove", {"snapshot": snapshot})
         self.own.execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
 
     def removed_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
-        """Returns the references of a snapshot that were removed since; the log must reach back to it."""
+        """Returns the references in a snapshot that were removed after it.
+
+        The removal log must reach back to the snapshot.
+        """
         rows = self.own.execute(conn, "gone_since_snapshot", {"snapshot": snapshot}).fetchall()
         if any(row[0] is None for row in rows):
             raise MetadataDamaged(
@@ -324,14 +360,14 @@ class FileReferenceStore:
         return [reference_from_row(row) for row in rows]
 
     def added_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> tuple[int, int, bool]:
-        """Returns the number of references added since a snapshot, their rows, and if these are exact."""
+        """Returns the number of references added after a snapshot, their rows, and True if rows are exact."""
         [(references, rows, exact)] = self.own.execute(conn, "come_since_snapshot", {"snapshot": snapshot})
         return references, rows, exact
 
     def is_assigned(self, requests: Iterable[CheckAssignmentRequest]) -> bool:
-        """Returns True when all are assigned to their job, False when any is unassigned.
+        """Returns True if all files are assigned to the job in their request, False if one is unassigned.
 
-        Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` when another job holds one.
+        Raises `FileReferenceNotFound`, or `FileReferenceAssignedToJob` when another job holds one of them.
         """
         keys = [(r, name) for r in requests for name in r.filenames]
         states = self.own.fetch("reference_states", key_arrays((r.partition_id, f) for r, f in keys))
@@ -343,13 +379,14 @@ class FileReferenceStore:
         return all(job_id is not None for _, _, job_id, _ in states)
 
     def is_applied(self, commit_id: str) -> bool:
-        """Returns whether a commit is applied. Call it after `CommitOutcomeUnknown`."""
+        """Returns True if a commit is applied. Call it after `CommitOutcomeUnknown`."""
         return bool(self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)}))
 
     def is_of_source(self, commit_id: str, is_source: Callable[[bytes], bool]) -> bool | None:
-        """Returns whether an applied commit may be of the caller's data; None when it is not applied.
+        """Returns True if an applied commit may contain the caller's data, and None if it is not applied.
 
-        `is_source` returns whether the data has this digest. It is called only when one was recorded.
+        `is_source` is called with the recorded digest, if one was recorded. It returns True if the caller's
+        data has this digest.
         """
         rows = self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)})
         if not rows:
@@ -360,11 +397,11 @@ class FileReferenceStore:
     # Reads: each sees one consistent snapshot.
 
     def file_references(self) -> Iterator[FileReference]:
-        """Streams all references, sorted by partition and filename, in bounded memory."""
+        """Yields all references, sorted by partition and filename, in bounded memory."""
         return map(reference_from_row, self.own.stream("references", {}, PAGE_ROWS))
 
     def unassigned_file_references(self) -> Iterator[FileReference]:
-        """Streams the references that no job holds, sorted by partition and filename."""
+        """Yields the references that no job holds, sorted by partition and filename."""
         return map(reference_from_row, self.own.stream("unassigned_references", {}, PAGE_ROWS))
 
     def file_references_in(self, partition_ids: Iterable[str]) -> list[FileReference]:
@@ -377,7 +414,7 @@ class FileReferenceStore:
     def files_in(
         self, partition_ids: Iterable[str], *, conn: psycopg.Connection[Any] | None = None
     ) -> list[FileWithReferences]:
-        """Returns the files of some partitions, sorted by name, with their references on these alone."""
+        """Returns the files of some partitions, sorted by name, each with its references from these."""
         wanted = list(partition_ids)
 
         def work(c: psycopg.Connection[Any]) -> list[FileWithReferences]:
@@ -391,11 +428,16 @@ class FileReferenceStore:
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
     ) -> tuple[int, int, int, bool, str, PlannedRows]:
-        """Returns the data from which a query of some partitions is planned: one snapshot, one statement.
+        """Returns the data with which a query of some partitions is planned, from one statement.
 
-        Returns the table's epoch, the time of the epoch in microseconds since 1970, the schema's version,
-        True if the properties that readers apply are those known here, the snapshot, and the references with
-        the pending deletions that may affect rows within the bounds. `conn` is as for `OwnTables.following`.
+        `conn` is a connection inside the caller's transaction. Returns:
+
+        1. the table's epoch
+        2. the time of the epoch, in microseconds since 1970
+        3. the version of the schema
+        4. True if the properties that readers apply are the same as in this process
+        5. the snapshot
+        6. the references, and the pending deletions that may affect rows within the bounds
         """
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
@@ -409,7 +451,7 @@ class FileReferenceStore:
         return head[0], head[6], head[9], head[5], head[1], planned
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
-        """Returns how many files the first `references_max` references of some partitions refer to."""
+        """Returns the number of files of the first `references_max` references of some partitions."""
         rows = self.own.fetch("count_files", {"partition_ids": partition_ids, "limit": references_max})
         return int(rows[0][0])
 
@@ -421,12 +463,16 @@ class FileReferenceStore:
         conn: psycopg.Connection[Any],
         remembered: Remembered | None = None,
     ) -> tuple[int, bool, PlannedRows]:
-        """Returns the data from which a query of some partitions as of a snapshot is planned.
+        """Returns the data with which a query of some partitions as of a snapshot is planned.
 
-        Returns the time, in microseconds since 1970, from which the removal log and the files are
-        complete, True if the log has all removals since the snapshot, and the references and deletions.
-        References of an older snapshot may be missing. Each ends with True if its file is still known; a
-        collected file has its id as name. Raises `SchemaMoved` when `remembered`, of the cut, is outdated.
+        Returns:
+
+        1. the time, in microseconds since 1970, from which the removal log and the files are complete
+        2. True if the log has all removals since the snapshot
+        3. the references and deletions; if the snapshot is older than the log, references may be missing
+
+        Each reference has one more value, True if its file is still known. A collected file has its id as
+        name. `remembered` are facts about a cut. Raises `SchemaMoved` if they are outdated.
         """
         known = remembered or Remembered(-1, -1, "{}")
         values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays(), **known._asdict()}
@@ -440,10 +486,11 @@ class FileReferenceStore:
     def has_same_rows(
         self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str
     ) -> tuple[bool, DeletionRows]:
-        """Returns whether partitions have the rows of a snapshot, and the deletions since within the bounds.
+        """Returns True if partitions still have the rows of a snapshot, and a list of deletions.
 
-        Compactions and splits change no rows. Returns False when it cannot be known, for example because the
-        removal log does not reach back to the snapshot.
+        The list has the deletions since the snapshot that may affect rows within the bounds. Compactions and
+        splits do not change rows. Returns False if the answer is not known, for example because the removal
+        log begins after the snapshot.
         """
         properties = self.table.properties
         is_transformed = properties.filter or properties.aggregate or is_keyed(properties)
@@ -459,9 +506,9 @@ class FileReferenceStore:
         return bool(rows[0][0]), rows[0][1] or ()
 
     def deletions_of(self, filenames: Sequence[str], *, retired_too: bool = False) -> FilesDeletions:
-        """Returns the pending deletions that may affect rows of some files, judged by the files' keys.
+        """Returns the pending deletions that, by the keys of some files, may match rows of these files.
 
-        With `retired_too`, also the retired ones, which a restore could make pending again.
+        With `retired_too`, also returns the retired deletions, which a restore could make pending again.
         """
         values = {
             "file_ids": Uuids(list(map(narrow_bytes, filenames))),
@@ -471,18 +518,18 @@ class FileReferenceStore:
         return FilesDeletions(till, deletions or (), list(map(FileDeletions, *facts)))
 
     def digests(self, filenames: Sequence[str]) -> dict[str, bytes | None]:
-        """Returns the digests of files by name, None for one without; untracked files are absent."""
+        """Returns the digests of tracked files, by name; the digest is None for a file without one."""
         values = {"file_ids": Uuids(list(map(narrow_bytes, filenames)))}
         return dict(self.own.fetch("digests", values, run=run_statement))
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
-        """Returns the filenames of each partition; partitions without files are absent."""
+        """Returns the filenames of each partition, by partition id. Partitions without files are absent."""
         return dict(self.own.fetch("partition_to_filenames", run=partial(run_transaction, scans=True)))
 
     def files_ready_for_gc(self, before: datetime) -> Iterator[str]:
         """Yields the names of files whose last reference was removed before a time.
 
-        Reads pages by id, so that the caller can delete the files meanwhile.
+        Reads pages by id, so the caller can delete the files while it iterates.
         """
         after = UUID(int=0)
         limits = {"before": before, "limit": PAGE_ROWS}
@@ -491,7 +538,10 @@ class FileReferenceStore:
             after = page[-1][0]
 
     def all_files(self, max_unreferenced: int) -> AllFiles:
-        """Returns every referenced file with its references, and the first unreferenced ones by name."""
+        """Returns all referenced files with their references, and at most `max_unreferenced` other files.
+
+        The other files are the first ones by name.
+        """
         limit = {"limit": max_unreferenced + 1}
 
         def work(conn: psycopg.Connection[Any]) -> AllFiles:
@@ -506,7 +556,7 @@ class FileReferenceStore:
         return self.own.run(work, isolation=snapshot, read_only=True, scans=True, operation="all_files")
 
     def page(self, after: str | None, limit: int) -> list[FileFacts]:
-        """Returns at most `limit` files in the order of their ids: those after the file `after`, if given."""
+        """Returns at most `limit` files, sorted by id. They follow the file `after`, if it is given."""
         if after is not None and not is_text(after):
             return []
         values = {"after": UUID(int=0) if after is None else narrow_id(after), "limit": limit}
@@ -523,15 +573,15 @@ class FileReferenceStore:
 
     @property
     def differences(self) -> Differences:
-        """The lost references that counts of the table have found."""
+        """The differences, such as lost references, that counts of the table have found."""
         return Differences(self.own)
 
     def have_several_files(self) -> bool:
-        """Returns whether any partition has more than one file."""
+        """Returns True if a partition has more than one file."""
         return bool(self.own.fetch("several_files", run=partial(run_transaction, scans=True))[0][0])
 
     def has_no_files(self) -> bool:
-        """Returns whether no file is tracked; files without references are tracked, too."""
+        """Returns True if no file is tracked. Files without references are tracked, too."""
         return not self.own.fetch("has_files")[0][0]
 
     def _all_or_none(
@@ -543,7 +593,10 @@ class FileReferenceStore:
         *,
         source: bytes | None = None,
     ) -> bool:
-        """Applies all items as one commit or raises its error; returns False when it was applied before."""
+        """Applies all items as one commit, or raises the commit's error.
+
+        Returns False if the commit was applied before.
+        """
         result = self._apply_one(kind, items, commit_id, conn, source=source)
         if result.error is not None:
             raise result.error
@@ -564,7 +617,10 @@ class FileReferenceStore:
         return self.apply(kind, [commit], conn=conn)[0]
 
     def _unknown_file(self, partition_ids: Sequence[str], conn: psycopg.Connection[Any]) -> Exception:
-        """Returns the error for an unknown file of some partitions: a conversion, or its row is lost."""
+        """Returns the error for a reference of some partitions to a file that is not known.
+
+        Either the file's row is lost, or the table was converted to another layout.
+        """
         values = {"partition_ids": partition_ids, "layout": self.own.layout.name}
         for filename, partition_id in self.own.execute(conn, "lost_file", values).fetchall():
             return MetadataDamaged(
@@ -577,14 +633,17 @@ class FileReferenceStore:
 def _divided(
     requests: Sequence[Any], result: CommitResult
 ) -> tuple[list[Any], list[tuple[Any, DormouseError]]]:
-    """Returns the requests that succeeded, and those that failed with their errors."""
+    """Returns two lists: the requests that succeeded, and those that failed with their errors."""
     failed = dict(result.failed)
     succeeded = [request for number, request in enumerate(requests) if number not in failed]
     return succeeded, [(requests[number], error) for number, error in result.failed]
 
 
 def _files(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:
-    """Returns the files of rows, sorted by file, that each have a file's facts and one of its references."""
+    """Returns files with their references.
+
+    Each of `rows` has the facts of a file and one of its references. The rows are sorted by file.
+    """
     files = []
     for (filename, *facts), group in groupby(rows, key=itemgetter(*range(len(_FACTS)))):
         references = [reference_from_row(row[len(_FACTS) :]) for row in group]

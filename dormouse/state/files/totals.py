@@ -1,17 +1,19 @@
-"""The totals of a table: counted in full once, and from then on from the changes since.
+"""The totals of a table: counted in full once, and later updated from the changes since the last count.
 
-The last count is stored with its snapshot. References that the snapshot did not see are new, and the log of
-removals has those that were removed. So a count costs only what has changed since the last, and is exact. If
-it cannot be exact, because a file was forgotten with its size, everything is counted again. Garbage
-collection also counts everything once a day.
+The last count is stored with its snapshot. References that this snapshot did not see are new, and the removal
+log contains the references that were removed. So a count is exact, and its cost depends only on the number of
+changes. Sometimes it cannot be exact, because a file was forgotten with its size. Then everything is counted
+again. Garbage collection also counts everything once a day.
 
-References are lost if some that were added, and never removed, are missing. Two checks find lost references:
+References are lost if they were added and never removed, and yet are missing. Two checks find lost
+references:
 
-- The last count and the removal log since then give what should be there now.
-- The partitions of a file that was added since the log is complete must have had all rows of the file.
+- The last count and the removal log since then must give the references that exist now.
+- If the log is complete since a file was added, the partitions of the file must have had all rows of the
+  file.
 
-A full count records differences in the same statement, and they are reported until they are accepted.
-Otherwise the new count would hide them.
+A full count records the differences that it finds, in the same statement, because the new count would hide
+them. They are reported until they are accepted.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from dormouse.postgres.transaction import allow_scans
 from dormouse.state.files.layout import OwnTables
 
 FOUND_MAX = 1_000
-"""The number of problems that each statement returns at most."""
+"""The most problems that each statement returns."""
 _COUNTED = ("references", "row_count", "files", "byte_count", "partitions", "leaves")
 _OF_FILES = ("files", "byte_count")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A loss that a check or a count has found, with its partition and file if they are known."""
+    """A loss that a check or a count has found, with its partition and file where they are known."""
 
     partition_id: str | None
     filename: str | None
@@ -47,19 +49,19 @@ class Difference:
 
 
 class Differences:
-    """The differences of one table."""
+    """The differences that were found in one table."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def remembered(self) -> list[Difference]:
-        """Returns the differences that full counts have found and that were not accepted since."""
+        """Returns the differences that full counts have found and that were not accepted afterwards."""
         return self._own.run(self.remembered_in, read_only=True, operation="find differences")
 
     def accept(self) -> int:
-        """Accepts the current state as right; returns how many differences were open.
+        """Accepts the current state as right; returns the number of differences that were open.
 
-        From now on, garbage collection deletes the unreferenced files, too.
+        From now on, garbage collection deletes the unreferenced files again.
         """
         return self._own.run(self._accept, operation="accept differences")
 
@@ -81,11 +83,14 @@ class Differences:
         ]
 
     def lost_in(self, conn: psycopg.Connection[Any]) -> list[Difference]:
-        """Returns the lost references, in the snapshot of a transaction that has called `OwnTables.still`."""
+        """Returns the lost references, as the snapshot of a transaction shows them.
+
+        The transaction must have called `OwnTables.still` before.
+        """
         return [Difference(*row) for row in conn.execute(self._own.on("lost_references"), self._values())]
 
     def unreferenced_in(self, conn: psycopg.Connection[Any]) -> list[Difference]:
-        """Returns the unreferenced files that garbage collection does not know of."""
+        """Returns the unreferenced files that garbage collection does not know."""
         return [Difference(*row) for row in conn.execute(self._own.on("check_files"), self._values())]
 
     def _values(self) -> Mapping[str, Any]:
@@ -98,7 +103,10 @@ class Differences:
 
 
 def not_counted(since: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Yields a difference for each total that the last count and the changes since do not explain."""
+    """Yields a difference for each total in `now` that differs from the same total in `since`.
+
+    `since` are the totals expected from the last count and the changes since then.
+    """
     for name in _COUNTED:
         if now[name] != since[name] and not (since["unknown"] and name in _OF_FILES):
             what = name.replace("_count", "s")
@@ -116,7 +124,10 @@ def _at(moment: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of one table in one snapshot; `approximate` counts references whose rows are estimated."""
+    """The totals of one table in one snapshot.
+
+    `approximate` is the number of references whose rows are only estimated.
+    """
 
     references: int
     row_count: int
@@ -134,10 +145,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Totals in the snapshot `till` and at an epoch.
+    """The result of a count: totals in the snapshot `till`, at an epoch.
 
-    `version` is that of the stored totals; `whole` is True for a full count; `looked_at` is a time not after
-    the snapshot.
+    `version` is that of the stored totals. `whole` is True for a full count. `looked_at` is a time that is
+    not later than the snapshot.
     """
 
     totals: Totals
@@ -151,26 +162,32 @@ class _Count:
 
 
 class TableTotals:
-    """A counter of one table's totals. Each count is of one snapshot."""
+    """A counter of one table's totals. Each count reads one snapshot."""
 
     def __init__(self, own: OwnTables) -> None:
         self._own = own
 
     def read(self) -> Totals:
-        """Returns the totals without storing them; costs what has changed since they were last stored."""
+        """Returns the totals without storing them.
+
+        The cost grows with the number of changes since totals were last stored.
+        """
         return self._count(compares=False).totals
 
     def current_rows(self) -> int:
-        """Returns how many rows a row table has now, as the database counts them. Raises `TableNotFound`."""
+        """Returns the current number of rows of a row table, which the database counts.
+
+        Raises `TableNotFound`.
+        """
         rows = self._own.looked_up("current_rows", {}, operation="count the rows of a row table")
         if not rows:
             raise TableNotFound.gone(self._own.table.name)
         return int(rows[0][0])
 
     def bring_forward(self, *, daily: bool = False) -> Totals:
-        """Returns the totals, and stores them if anything has changed, unless the role may only read.
+        """Returns the totals, and stores them if anything has changed and the role may write.
 
-        With `daily`, counts everything if that was not done for a day.
+        With `daily`, counts everything if the last full count was more than a day ago.
         """
         counted = self._count(daily=daily, compares=True)
         if counted.whole or counted.changes:
@@ -179,7 +196,7 @@ class TableTotals:
         return counted.totals
 
     def count_again(self) -> None:
-        """Counts everything, and stores the totals and the differences."""
+        """Counts everything, and stores the totals and the differences found."""
         self._remember(self._count_whole(compares=True))
 
     def _count(self, *, daily: bool = False, compares: bool) -> _Count:
@@ -190,9 +207,9 @@ class TableTotals:
         return counted[0]
 
     def _count_since(self, conn: psycopg.Connection[Any]) -> tuple[_Count, bool] | None:
-        """Returns the totals counted from the changes, and whether everything was counted within a day.
+        """Returns the totals, counted from the changes, and True if the last full count was within a day.
 
-        Returns None if the changes are not enough to count from.
+        Returns None if the changes do not suffice.
         """
         for row in named_rows(conn.execute(self._own.on("count_since"), self._key())):
             if not row["unknown"]:
@@ -238,7 +255,7 @@ class TableTotals:
 
 
 def named_rows(cursor: psycopg.Cursor[Any]) -> list[dict[str, Any]]:
-    """Returns the rows of a statement as dictionaries by column names."""
+    """Returns the rows of a statement as dictionaries with the column names as keys."""
     names = [column.name for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 

@@ -35,9 +35,9 @@ from dormouse.state.files.operations import (
 
 ROUNDS_MAX = 10
 _MERGED = 5
-"""The column of the result that has the merged partitions; it follows those of the outcome."""
+"""The position of the column with the merged partitions in a statement's result."""
 NOT_WHOLE = "DM001"
-"""The SQLSTATE that `not_whole` raises."""
+"""The SQLSTATE of the error that the SQL function `not_whole` raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,10 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A statement that applies all of some commits, or none and fails; and their results on success."""
+    """A statement that applies all of some commits, or fails and applies none.
+
+    `results` are the results of the commits if the statement succeeds.
+    """
 
     statement: Statement
     values: Parameters
@@ -64,7 +67,7 @@ class Whole:
 def apply_commits(
     own: OwnTables, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
 ) -> list[CommitResult]:
-    """Applies commits of one kind to a table; returns a result for each: see `FileReferenceStore.apply`."""
+    """Applies commits of one kind to a table; returns the result of each. See `FileReferenceStore.apply`."""
     operation = OPERATIONS[kind]
     batch = _Batch(own, operation, commits)
     runs = list(batch.runs())
@@ -88,7 +91,7 @@ def apply_commits(
 def whole_statement(
     own: OwnTables, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()
 ) -> Whole | None:
-    """Returns the faster statement for some commits, or None: see `FileReferenceStore.whole`."""
+    """Returns the faster statement for some commits, or None. See `FileReferenceStore.whole`."""
     operation = OPERATIONS[kind]
     batch = _Batch(own, operation, commits)
     runs = list(batch.runs())
@@ -103,7 +106,7 @@ def whole_statement(
 def _apply_once(
     own: OwnTables, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
 ) -> Sequence[Any]:
-    """Runs an operation's statement, and returns its row: the outcome of each unit and commit."""
+    """Runs an operation's statement once; returns its row, which has the outcome of each unit and commit."""
 
     def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
         own.wait_for_deletions(c)
@@ -138,7 +141,7 @@ def _apply_whole(own: OwnTables, operation: Operation, values: Parameters) -> bo
 
 
 class _Batch:
-    """A batch of commits of one kind, and what is known of their outcomes so far."""
+    """A batch of commits of one kind, and the outcomes that are known so far."""
 
     def __init__(self, own: OwnTables, operation: Operation, commits: Sequence[Commit]) -> None:
         self._own = own
@@ -156,16 +159,23 @@ class _Batch:
 
     @property
     def may_be_applied_in_part(self) -> bool:
-        """True if a commit with an id may be applied in part: then its refused items are recorded."""
+        """True if a commit with an id may be applied in part. Its refused items are then recorded."""
         return self._operation.alone and any(len(self._commits[number].items) > 1 for number in self._ids)
 
     @property
     def may_go_whole(self) -> bool:
-        """True if the faster statement may be tried: no item of a partly applicable commit is refused yet."""
+        """True if the faster statement may be tried.
+
+        False if commits may be applied in part and an item was refused already.
+        """
         return not (self.may_be_applied_in_part and any(self._failed.values()))
 
     def runs(self) -> Iterator[list[_Unit]]:
-        """Yields the units in runs, each of which changes nothing twice; there is almost always one run."""
+        """Yields the units in lists, each for one statement.
+
+        No two units of a list change the same thing or have the same commit id. Almost always there is one
+        list.
+        """
         if len(self._units) == 1:
             yield self._units
             return
@@ -200,11 +210,11 @@ class _Batch:
         return {**self._values(self._ordered(units), commits), "names": texts(())}
 
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
-        """Applies units with one statement, and repeats it for those that must be sent again.
+        """Applies units with one statement, and repeats it for the units that must be sent again.
 
-        Units are sent again when another commit of the batch was applied before, when their partitions were
-        merged, or when the state changed while the error was looked up. Raises SerializationFailure after
-        `ROUNDS_MAX` statements.
+        A unit is sent again when another commit of the batch was applied before or when its partition was
+        merged. It is also sent again when the state changed while its error was looked up. Raises
+        SerializationFailure after `ROUNDS_MAX` statements.
         """
         units = self._ordered(units)
         for _ in range(ROUNDS_MAX):
@@ -215,10 +225,10 @@ class _Batch:
         raise pg.SerializationFailure("other transactions keep changing what these commits change")
 
     def attempts(self, commits: Iterable[int] | None = None, leftovers: bool | None = None) -> list[str]:
-        """Returns the attempts that all or some of the commits end.
+        """Returns the ids of the write attempts that the given commits end, by default all commits.
 
-        With `leftovers` True, only those of commits that are applied in part; with False, only those of
-        commits that are applied whole.
+        With `leftovers` True, returns only those of commits that are applied in part; with False, only those
+        of commits that are applied whole.
         """
         ended = {
             self._commits[n].attempt_id: None
@@ -228,13 +238,16 @@ class _Batch:
         return [attempt_id for attempt_id in ended if attempt_id is not None]
 
     def end_attempts(self, conn: psycopg.Connection[Any]) -> None:
-        """Ends the attempts of the applied commits; objects of refused items are collected later."""
+        """Ends the write attempts of the applied commits.
+
+        The objects of refused items are collected later.
+        """
         for leftovers in (False, True):
             if ended := self.attempts(sorted(self._applied), leftovers):
                 WriteAttempts.finish(conn, self._own.table.table_id, ended, leftovers=leftovers)
 
     def results_of(self, units: list[_Unit]) -> list[CommitResult]:
-        """Records that all the units were applied, and returns the results."""
+        """Records that all commits of the units were applied; returns the results of all commits."""
         self._applied |= {unit.commit for unit in units}
         return self.results()
 
@@ -258,7 +271,7 @@ class _Batch:
         return units if order is None else sorted(units, key=lambda unit: order(unit.items[0]))
 
     def _remember_refused(self, conn: psycopg.Connection[Any] | None) -> None:
-        """Records the refused items of partly applied commits; a later run may add more."""
+        """Stores the refused items of partly applied commits in the database; may be called repeatedly."""
         parts = {
             number: self._refused_part(number)
             for number in sorted(self._applied & self._ids.keys())
@@ -274,7 +287,7 @@ class _Batch:
         self._remembered |= {number: len(part.failed) for number, part in parts.items()}
 
     def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
-        """Sends units, and returns those that must be sent again."""
+        """Sends units in one statement; returns the units that must be sent again."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
         row = _apply_once(self._own, self._operation, self._values(units, commits), conn)
         verdict, before, reused, refused_before = row[:4]
@@ -305,9 +318,10 @@ class _Batch:
     def _in_place(
         self, units: list[_Unit], row: Sequence[Any], conn: psycopg.Connection[Any] | None
     ) -> tuple[list[_Unit], list[_Unit]]:
-        """Splits refused units into late ones, which name merged partitions, and the rest.
+        """Divides refused units into two lists.
 
-        The late ones are returned with the partitions that took the places of the merged ones.
+        The first has the units that name merged partitions, with these replaced by the partitions that took
+        their places. The second has the other units.
         """
         in_place = self._operation.in_place
         if in_place is None or not units or not row[_MERGED]:
@@ -354,7 +368,10 @@ class _Batch:
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
     def _named(self, units: list[_Unit], refusals: Sequence[list[Any]], late: set[int]) -> list[_Unit]:
-        """Records the errors of the files that the statement itself named; no unit is sent again."""
+        """Records the errors of the files that the statement named as refused.
+
+        Returns an empty list, as no unit is sent again.
+        """
         kind = {(): FileAlreadyExists, (True,): FileHasReferences, (False,): FileNotFound}
         for number, filename, *tracked in refusals:
             unit = units[number - 1]
@@ -366,7 +383,7 @@ class _Batch:
         return []
 
     def _explained(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
-        """Looks up and records why units were refused; returns those that nothing prevents now."""
+        """Looks up and records why units were refused; returns the units that nothing prevents any more."""
         keys = [key for unit in units for item in unit.items for key in self._operation.keys(item)]
         states = iter(self._own.fetch("reference_states", key_arrays(keys), conn))
         again = []
@@ -387,9 +404,9 @@ class _Batch:
         return RefusedPart(len(items), failed, tuple(self._mark(items[n]) for n, _ in failed))
 
     def _recall(self, number: int, refused: dict[str, Any] | None) -> None:
-        """Records the errors that a commit's items had when it was applied before.
+        """Records the errors that a commit's items had when the commit was applied before.
 
-        Its items are found by their marks, as they may come in another order now.
+        The items are recognized by their marks, as their order may have changed.
         """
         failed = self._failed[number] = {}
         if not refused:

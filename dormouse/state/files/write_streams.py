@@ -1,4 +1,4 @@
-"""Streams that write into a table. Each batch is committed exactly once, also after failures and retries."""
+"""Streams that write into a table. Each batch is committed exactly once, in spite of failures and retries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE_FILES = 10_000
 
 
 class PutFiles:
-    """The ledger of the files that were put for cells of one table."""
+    """The records of the files that were stored for cells of one table."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
@@ -34,7 +34,7 @@ class PutFiles:
         self.prefix = f"{ROW_FILES}/{table.uuid}/"
 
     def note(self, file_id: str, byte_count: int, sha256: str) -> None:
-        """Records a file that was put; raises `TableNotFound` when the table was dropped."""
+        """Records a file that was stored; raises `TableNotFound` when the table was dropped."""
         values = {
             "table_id": self._table.table_id,
             "file_id": UUID(file_id),
@@ -45,13 +45,13 @@ class PutFiles:
             raise TableNotFound.gone(self._table.name)
 
     def of_ids(self, file_ids: Iterable[str]) -> dict[str, tuple[int, str]]:
-        """Returns the size in bytes and the SHA-256 of files, by id; files without a record are absent."""
+        """Returns the size in bytes and the SHA-256 of files, by id. Files without a record are absent."""
         values = {"table_id": self._table.table_id, "file_ids": [UUID(file_id) for file_id in file_ids]}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_ids"], values), operation="find files")
         return {file_id.hex: (size, digest.hex()) for file_id, size, digest in rows}
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields all files that have a record, sorted by id; none of a dropped table."""
+        """Yields all files that have a record, sorted by id; yields none if the table was dropped."""
         after = UUID(int=0)
         while True:
             values = {"table_id": self._table.table_id, "after": after, "limit": PAGE_FILES}
@@ -63,7 +63,10 @@ class PutFiles:
             after = page[-1][0]
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns all names: a file put by an older version has no record, and stays with its table."""
+        """Returns all names, because a name without a record may still belong to the table.
+
+        A file stored by an older version has no record, and is deleted only with its table.
+        """
         return list(names)
 
 
@@ -72,7 +75,10 @@ _QUERIES = load(__package__ or "", "write_streams")
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """A batch of the stream `name`; `query_id` is that of its checkpoint, which counts batches from 0."""
+    """A batch of the stream called `name`.
+
+    `query_id` is the id of the stream's checkpoint, which counts batches from 0.
+    """
 
     name: str
     query_id: str
@@ -86,11 +92,11 @@ def commit_batch(
     files: Sequence[FileWithReferences],
     attempt_ids: Sequence[str],
 ) -> bool:
-    """Adds a batch's files and ends the attempts that wrote them; returns False if it was committed before.
+    """Adds a batch's files and ends the attempts that wrote them; returns False if this was done before.
 
-    Raises `InvalidInput` when batches before it are missing, and when the stream belongs to another
-    checkpoint: that counts from 0 again, so that its batches would be taken for committed ones. Also raises
-    as an ingest does.
+    Raises `InvalidInput` when earlier batches are missing. Also raises it when the stream has another
+    checkpoint. A new checkpoint counts from 0 again, so its batches would be mistaken for committed ones.
+    Raises the errors of an ingest, too.
     """
 
     def work(conn: psycopg.Connection[Any]) -> bool:

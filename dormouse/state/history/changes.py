@@ -1,8 +1,8 @@
 """The files and regions with the rows that were ingested between two moments, each row once.
 
-An ingest adds references that are marked as ingested, and that record the transaction that added them. When
-such a reference is removed by a split, a merge or a compaction, the removal log keeps both facts. So each
-ingested row is in the region of exactly one such reference, whatever happened to it since.
+An ingest adds references that are marked as ingested and that record their transaction. A split, a merge or a
+compaction may remove such a reference later; then the removal log keeps both facts. So each ingested row is
+in the region of exactly one such reference, even if the row was moved since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from dormouse.state.history.moments import end_of, expired_by_erasure, now, posi
 from dormouse.state.trees import region_from_row
 
 PAGE_REFERENCES = 2_000
-"""The references of the first page. Later pages are larger, as each statement reads the whole log since."""
+"""The number of references on the first page.
+
+Later pages are larger, because each statement reads the whole log since the first moment.
+"""
 
 PAGE_GROWTH = 16
 BEFORE_ALL = "1:1:"
@@ -39,9 +42,9 @@ _NO_FILE = UUID(int=0)
 class ChangedFile:
     """A file with ingested rows.
 
-    - `region`: the ingested rows are those in this region; None: all rows of the file.
-    - `row_count`: the number of these rows; an estimate if `count_approximate`.
-    - `file_row_count`, `byte_count`: of the whole file; None where they are not known.
+    - `region`: the region that contains the ingested rows; None if all rows of the file were ingested.
+    - `row_count`: the number of ingested rows; an estimate if `count_approximate`.
+    - `file_row_count`, `byte_count`: the rows and bytes of the whole file; None where they are not known.
     - `xid`: the transaction that added the file.
     """
 
@@ -56,9 +59,10 @@ class ChangedFile:
 
 
 def span(context: TableContext, after: When | None, till: When | None) -> tuple[Position, Position]:
-    """Returns the positions of two moments: `after` None is before the first row, `till` None is now.
+    """Returns the positions of two moments.
 
-    Raises `CutExpired` where the history does not reach back so far.
+    `after` None is the moment before the first row; `till` None is now. Raises `CutExpired` if the history
+    does not reach back so far.
     """
     ends = ends_between(context, after, till)
     start, end = ends.positions(ends.look_up())
@@ -66,7 +70,10 @@ def span(context: TableContext, after: When | None, till: When | None) -> tuple[
 
 
 def ends_between(context: TableContext, after: When | None, till: When | None) -> Ends:
-    """Returns two moments like `span`, but not looked up: the statement that reads between them does that."""
+    """Returns two moments that are not looked up yet, with the same defaults as in `span`.
+
+    The statement that reads the changes between the moments looks them up.
+    """
     return Ends(
         context,
         Known.BEGINNING if after is None else end_of(context, after),
@@ -75,17 +82,21 @@ def ends_between(context: TableContext, after: When | None, till: When | None) -
 
 
 def changes_between(context: TableContext, after: When | None, till: When | None) -> Iterator[ChangedFile]:
-    """Yields the files ingested after one moment and up to another; orders and raises as `pages_between`."""
+    """Yields the files ingested after one moment and up to another.
+
+    Their order, and the errors, are those of `pages_between`.
+    """
     return chain.from_iterable(_pages(context, ends_between(context, after, till)))
 
 
 def pages_between(context: TableContext, after: Position, till: Position) -> Iterator[list[ChangedFile]]:
-    """Yields the files ingested after one moment and up to another, in pages; reads the first page at once.
+    """Yields pages of the files ingested after one moment and up to another; reads the first page at once.
 
-    The files are ordered by their transactions, in the order in which these began.
+    The files are sorted by the beginning of their transactions.
 
-    Raises `InvalidCut` when `till` is the earlier moment, and `CutExpired` when a file was collected. All
-    files are checked before the first page, so a later page raises only for what was collected meanwhile.
+    Raises `InvalidCut` if `till` is before `after`, and `CutExpired` if a file was collected. All files are
+    checked before the first page. So a later page raises an error only for files that were collected in
+    between.
     """
     _check_order(after, till)
     return _pages(context, Ends(context, after, till))
@@ -113,7 +124,7 @@ def _following(page: list[ChangedFile], pages: _ChangePages) -> Iterator[list[Ch
 
 
 class _ChangePages:
-    """The pages of one read, one statement each. No connection or snapshot is held between two pages."""
+    """The pages of one read, one statement for each. Nothing is held in the database between two pages."""
 
     def __init__(self, context: TableContext, ends: Ends) -> None:
         self._context = context
@@ -141,7 +152,10 @@ class _ChangePages:
         return [self._changed_file(int(row[0]), *row[2:]) for row in rows]
 
     def is_collected(self) -> bool:
-        """Returns whether a file of any page was collected. If there is only one page, its rows show this."""
+        """Returns True if a file of any page was collected.
+
+        This call is not needed if there is only one page, because the rows of the page show the same.
+        """
         values = {"after": self._after.snapshot, "till": self._till.snapshot}
         rows = self._own.rows(_QUERIES["collected"], values, operation="look up changes")
         return bool(rows[0][0])
@@ -172,9 +186,10 @@ class _ChangePages:
 
 
 def references_at(context: TableContext, when: When) -> Iterator[FileReference]:
-    """Yields exactly the references of a moment, by partition; reads the first page at once.
+    """Yields exactly the references of a moment, sorted by partition; reads the first page at once.
 
-    Raises `InvalidCut`, and `CutExpired`, also when a file was collected since.
+    Raises `InvalidCut`. Raises `CutExpired` if the moment can no longer be read or a file was collected
+    since.
     """
     pages = _reference_pages(context, Ends(context, end_of(context, when)))
     return chain(next(pages), chain.from_iterable(pages))
@@ -218,7 +233,10 @@ def _reference(
 
 
 def _there(context: TableContext, ends: Ends, rows: Sequence[Any]) -> list[Position]:
-    """Returns the positions of a page's ends; raises `CutExpired` if the removal log begins later."""
+    """Returns the positions of the moments of a page.
+
+    Raises `CutExpired` if the removal log begins after the first moment.
+    """
     moments = ends.read(rows[0][0] if rows else None)
     positions = ends.positions(moments)
     if moments[0].since > positions[0].at:
@@ -227,7 +245,7 @@ def _there(context: TableContext, ends: Ends, rows: Sequence[Any]) -> list[Posit
 
 
 def expired(context: TableContext, position: Position) -> CutExpired:
-    """Returns the error that explains why a moment, or the changes since it, cannot be read."""
+    """Returns the error that explains why a moment, or the changes since then, cannot be read."""
     since = oldest(context)
     if since <= position.at and (erased := expired_by_erasure(context, position.at)) is not None:
         return erased
@@ -258,11 +276,11 @@ class Size:
 
 
 def size_between(context: TableContext, a: When | None = None, b: When | None = None) -> Size:
-    """Returns the exact rows and bytes that were ingested after one moment and up to another.
+    """Returns the exact rows and bytes that were ingested after moment `a` and up to moment `b`.
 
-    `a` None: from the table's beginning; `b` None: till now. This also works for cuts that can no longer be
-    read, unless no cut was recorded between them for longer than the history is kept.
-    Raises `InvalidCut`, also when `b` is before `a`, and `CutExpired`.
+    `a` None is the table's beginning; `b` None is now. The moments may be cuts that can no longer be read.
+    But then cuts must have been recorded between them at least as often as the history is kept. Raises
+    `InvalidCut`, for example if `b` is before `a`, and `CutExpired`.
     """
     ends = ends_between(context, a, b)
     rows = context.store.own.looked_up(_BETWEEN, ends.values, operation="measure changes")
@@ -277,7 +295,10 @@ def size_between(context: TableContext, a: When | None = None, b: When | None = 
 
 
 def size_since(context: TableContext, after: Position) -> Size:
-    """Returns what was ingested after a moment and until now, counted from files. Raises `CutExpired`."""
+    """Returns the rows and bytes ingested after a moment and until now, counted from files.
+
+    Raises `CutExpired`.
+    """
     values = {"after": after.snapshot, "at": after.at}
     [(row_count, byte_count, is_unknown)] = context.store.own.rows(
         _SINCE, values, operation="measure changes", scans=True
@@ -288,11 +309,11 @@ def size_since(context: TableContext, after: Position) -> Size:
 
 
 def portion_since(context: TableContext, after: Position, rows_max: int) -> Position:
-    """Returns the latest position up to which at most `rows_max` rows were ingested after another.
+    """Returns the latest position such that at most `rows_max` rows were ingested after `after` and up to it.
 
-    Commits are never divided, so one commit may have more rows. Returns the present if all rows fit, or if
-    the database's clock was set back. Raises `CutExpired`, and `InvalidCut` where the database does not know
-    the times of commits.
+    Commits are never divided, so a single commit may have more rows. Returns the present if all rows fit, or
+    if the database's clock was set back. Raises `CutExpired`. Raises `InvalidCut` if the database does not
+    know the times of commits.
     """
     own, present = context.store.own, now(context, after)
     query = _QUERIES["portion"].including(committed_at=_COMMITTED_AT)

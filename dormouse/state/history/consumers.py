@@ -1,8 +1,9 @@
 """Consumers: named positions in a table's history, from which each change is read and acknowledged once.
 
-Only a reader that read from the current position can move it: of two readers of one consumer, one is refused.
-A consumer keeps the files and the removal log from its position on. When it acknowledges nothing for
-`consumer_expiry_seconds` it expires, and reading from it raises an error, so that no change is skipped.
+A reader can move a consumer only if it read from the consumer's current position. If two readers read the
+same changes, one of them is refused. A consumer keeps the files and the removal log from its position on. It
+expires when it acknowledges nothing for `consumer_expiry_seconds`. Reading from an expired consumer raises an
+error, so that no change is skipped.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _QUERIES = load(__package__ or "", "consumers")
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """The state of a consumer. Times have a time zone.
+    """The state of a consumer. All times have a time zone.
 
-    - `version`: the number of its acknowledgements.
+    - `version`: the number of acknowledgements so far.
     - `position_at`: the time of its position.
-    - `held_until`: when it stops keeping files; None when there is no hold.
+    - `held_until`: the time until which it keeps files; None when there is no hold.
     """
 
     name: str
@@ -54,12 +55,13 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """A consumer, and how far behind it is.
+    """A consumer, with its distance from the present.
 
     - `rows_behind`: the rows ingested since its position.
     - `seconds_behind`: the age of its position; 0 when there are no rows, deletions or restores to read.
 
-    Both are None when the consumer is expired, also when an erasure removed what it would read.
+    Both are None when the consumer is expired. An erasure of rows that it has not read yet makes it expire,
+    too.
     """
 
     name: str
@@ -72,14 +74,14 @@ class ConsumerStatus:
 
 
 class Consumers:
-    """The consumers of one table, as the database has them."""
+    """The consumers of one table, stored in the database."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._table = context.table
 
     def create(self, name: str, begin: Position | None) -> None:
-        """Makes a consumer that begins at a moment, or now; does nothing if one of that name exists.
+        """Creates a consumer that begins at a moment, or now; does nothing if a consumer of this name exists.
 
         Raises `CutExpired` when its beginning can no longer be read.
         """
@@ -112,7 +114,10 @@ class Consumers:
         return states
 
     def statuses(self) -> list[ConsumerStatus]:
-        """Returns how far each consumer is behind, by name; the cost grows with what was ingested since."""
+        """Returns the status of each consumer, sorted by name.
+
+        The cost grows with the number of changes since their positions.
+        """
         return [self._status(state) for state in self.all()]
 
     def checked(self, state: ConsumerState) -> Position:
@@ -126,10 +131,13 @@ class Consumers:
         return Position(state.epoch, state.snapshot, state.position_at)
 
     def acknowledge(self, read: ConsumerState, till: Position) -> ConsumerState:
-        """Moves a consumer from the state that was read to `till`; returns its new state.
+        """Moves a consumer from the state `read` to the position `till`; returns its new state.
 
-        A repetition changes nothing. Raises `ConsumerOvertaken` when another reader has moved it,
-        `ConsumerExpired`, and `InvalidInput` when it was dropped.
+        Repeating the call changes nothing. Raises:
+
+        - `ConsumerOvertaken` when another reader has moved the consumer;
+        - `ConsumerExpired` when it has expired;
+        - `InvalidInput` when it was dropped.
         """
         values = {**self._moment(till), "version": read.version, "created_at": read.created_at}
         self._change("acknowledge", read.name, values)
@@ -217,7 +225,7 @@ class Consumers:
         return [ConsumerState(*row) for row in rows]
 
     def _change(self, query: str, name: str, values: Mapping[str, Any]) -> bool:
-        """Runs a statement on a consumer; returns whether it changed something."""
+        """Runs a statement on a consumer; returns True if it changed the consumer."""
         own = self._context.store.own
 
         def work(conn: Any) -> bool:

@@ -1,6 +1,7 @@
-"""The look-up of moments by the same statement that reads at them or between them, in one round trip.
+"""The look-up of moments in the same statement that reads at these moments or between them.
 
-A moment given as a time is not supported here: it takes statements of its own, and maybe a wait (`moments`).
+So a read needs only one round trip. A moment given as a time is not supported here. It needs other
+statements, and perhaps a wait: see `moments`.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ _VALUES = ("kinds", "names", "cut_ids", "ats", "epochs", "snapshots")
 ENDS = _QUERIES["ends"]
 _FIND = _QUERIES["find"].including(ends=ENDS)
 NO_ENDS: Mapping[str, Any] = {name: [] for name in _VALUES}
-"""The values for a statement with the part `ends` that is given epochs, and so looks up no moments."""
+"""The values of the part `ends` for a statement that gets epochs, and so looks up no moments."""
 
 
 class Known(Enum):
-    """The ends of a history that need no cut."""
+    """The moments of a history that are known without a cut."""
 
     BEGINNING = "beginning"
-    """Before the first row; refused if the history no longer reaches back so far."""
+    """The moment before the first row. It is refused if the history no longer reaches back so far."""
     HEAD = "head"
     """The first epoch that was not truncated."""
     NOW = "now"
 
 
 End: TypeAlias = Cut | str | int | Position | Known
-"""A cut, by itself, its name or its id; a position; or an end of the history."""
+"""A moment: a cut, the name or id of a cut, a position, or a known moment of the history."""
 
 
 class Found(NamedTuple):
-    """A moment that was looked up, and the oldest moment of its table that can be read (`since`).
+    """A moment that was looked up.
 
-    `snapshot` is None for a cut that was recorded in another database server.
+    `since` is the oldest moment of its table that can be read. `snapshot` is None for a cut that was recorded
+    in another database server.
     """
 
     cut_id: int | None
@@ -64,7 +66,10 @@ class Found(NamedTuple):
 
 
 class Ends:
-    """Moments of a table, as the values for a statement that includes the part `ends` and looks them up."""
+    """Moments of a table, in the form of values for a statement.
+
+    The statement includes the part `ends`, which looks them up.
+    """
 
     def __init__(self, context: TableContext, *ends: End) -> None:
         self._context = context
@@ -73,12 +78,12 @@ class Ends:
         self.values: Mapping[str, Any] = {name: [row[n] for row in given] for n, name in enumerate(_VALUES)}
 
     def look_up(self) -> list[Found]:
-        """Looks the moments up in a statement of their own; returns them in their order."""
+        """Looks the moments up in a separate statement; returns them in their order."""
         rows = self._context.store.own.looked_up(_FIND, self.values, operation="find a moment")
         return self.read(rows[0][0])
 
     def read(self, answer: Sequence[Mapping[str, Any]] | None) -> list[Found]:
-        """Reads the moments in a statement's answer, the value of `ends`; returns them in their order.
+        """Returns the moments in `answer`, the value of `ends` that a statement returned, in their order.
 
         Raises `InvalidCut` for a cut that does not exist, `CutExpired` and `TableNotFound`.
         """
@@ -89,8 +94,8 @@ class Ends:
     def positions(self, moments: Sequence[Found], *, reads: bool = True) -> list[Position]:
         """Returns the positions of moments.
 
-        Raises `CutExpired` for a moment that can no longer be read; without `reads`, only for a cut that was
-        recorded in another database server.
+        Raises `CutExpired` for a moment that can no longer be read. Without `reads`, raises it only for a cut
+        that was recorded in another database server.
         """
         positions = list[Position]()
         for end, moment in zip(self._ends, moments, strict=True):
@@ -133,7 +138,7 @@ class Ends:
         return moment
 
     def _none(self, end: End) -> Exception:
-        """Returns the error for a moment that the database does not have."""
+        """Returns the error for a moment that does not exist in the database."""
         if end is Known.BEGINNING:
             since = oldest(self._context)
             return CutExpired(
@@ -148,7 +153,10 @@ class Ends:
 
 
 def oldest(context: TableContext, conn: Any = None) -> datetime:
-    """Returns the oldest moment that can be read; with `conn`, asks in its transaction."""
+    """Returns the oldest moment that can be read; with `conn`, as the transaction of this connection sees it.
+
+    Raises `TableNotFound`.
+    """
     rows = _rows(context, "since", conn)
     if not rows:
         raise TableNotFound.gone(context.table.name)
@@ -157,12 +165,15 @@ def oldest(context: TableContext, conn: Any = None) -> datetime:
 
 
 def check_since(context: TableContext, at: datetime, what: str | None = None, conn: Any = None) -> None:
-    """Raises `CutExpired` when a moment can no longer be read."""
+    """Raises `CutExpired` if the moment `at` can no longer be read. `what` describes it in the message."""
     refuse_before(context, at, oldest(context, conn), what or f"the moment {text_of(at)}")
 
 
 def refuse_before(context: TableContext, at: datetime, since: datetime, what: str) -> None:
-    """Raises `CutExpired` for a moment before the oldest that can be read."""
+    """Raises `CutExpired` if the moment `at` is before `since`, the oldest that can be read.
+
+    `what` describes the moment in the message.
+    """
     if at < since:
         raise CutExpired(
             f"{what} of table {context.table.name!r} can no longer be read; the oldest moment that can is "
@@ -173,7 +184,7 @@ def refuse_before(context: TableContext, at: datetime, since: datetime, what: st
 
 
 def no_cut(context: TableContext, which: Cut | str | int) -> Exception:
-    """Returns the error for a cut that does not exist: it expired, or never existed."""
+    """Returns the error for a cut that does not exist, or that has expired."""
     since, table = oldest(context), context.table.name
     if isinstance(which, Cut) and which.name is None and which.recorded_at < since:
         try:
@@ -202,7 +213,7 @@ def named(cut: Cut) -> str:
 
 
 def _given(context: TableContext, end: End) -> tuple[Any, ...]:
-    """Returns the values of a moment for the statement: its kind, and a name, an id, or a position."""
+    """Returns the six values of a moment for the statement, in the order of `_VALUES`."""
     if isinstance(end, Known):
         return end.value, None, None, None, None, None
     if isinstance(end, Position):

@@ -5,9 +5,9 @@ of an epoch are found by a relational interval tree: Kriegel, Pötke and Seidl, 
 in Object-Relational Databases", VLDB 2000. The questions follow PDP-32:
 https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
 
-`page` draws the history as one HTML file, which needs no network. Each partition is a box: its width is the
-time that it was a leaf, and its height its part of the key space. The layout is in `lineage.html`, beside
-this module.
+`page` draws the history as one HTML file, which needs no network. Each partition is a box. The width of a box
+is the time during which the partition was a leaf. The height is its part of the key space. The template of
+the page is `lineage.html`, beside this module.
 """
 
 from __future__ import annotations
@@ -47,18 +47,21 @@ PAGE_EPOCHS = 10_000
 _NO_CHILDREN = (None,) * 4
 _LAST = (1 << 63) - 1
 Edges = dict[str, tuple[Any, Any]]
-"""The begin and end of each partition on the page; only numbers of the same page can be compared."""
+"""The lower and upper edge of each partition's box on the page, by partition id.
+
+Only edges on the same page can be compared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """One change of a table's leaves. Epoch 0 is the table as it was made.
+    """One change of a table's leaves. Epoch 0 is the creation of the table.
 
     - `created_at`: when the epoch was made, with a time zone.
     - `sealed`: the ids of the leaves that ended.
     - `created`: the ids of the leaves that were made.
-    - `splits`, `merges`: how many of each the epoch made.
-    - `sealed_rows`, `sealed_bytes`: what the leaves that ended had, as far as it is known.
+    - `splits`, `merges`: the numbers of splits and merges in the epoch.
+    - `sealed_rows`, `sealed_bytes`: the rows and bytes of the leaves that ended, as far as they are known.
     """
 
     epoch: int
@@ -73,10 +76,10 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScaleMetadata:
-    """The changes of the leaves between two times, at which the epochs were `first` and `last`.
+    """The changes of the leaves between two times, when the current epochs were `first` and `last`.
 
-    The totals are of the epochs after `first`, up to and including `last`. `records` is an iterator that also
-    has `first`.
+    The totals are sums over the epochs after `first`, up to and including `last`. `records` is an iterator
+    over the epochs from `first` to `last`.
     """
 
     first: int
@@ -90,10 +93,10 @@ class ScaleMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A partition, and the epochs in which it was a leaf: from `created` to before `sealed`, or until now.
+    """A partition, and the epochs in which it was a leaf: from `created` until before `sealed`.
 
-    `row_count` and `byte_count` are what it had when it ended. They are None while it is a leaf, and where
-    they are not known.
+    `sealed` is None if it is still a leaf. `row_count` and `byte_count` are its rows and bytes when it ended.
+    They are None while it is a leaf, and where they are not known.
     """
 
     partition: Partition
@@ -104,14 +107,20 @@ class Life:
 
 
 class Epochs:
-    """The epochs of one table. Methods raise `TableNotFound` if it was dropped. Times have a time zone."""
+    """The epochs of one table. Times have a time zone.
+
+    All methods raise `TableNotFound` if the table was dropped.
+    """
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
         self._table = table
 
     def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
-        """Returns the leaves of an epoch, or of now, by their lower bounds. Raises `EpochNotFound`."""
+        """Returns the leaves of an epoch, by default of the current one, sorted by their lower bounds.
+
+        Raises `EpochNotFound`.
+        """
         rows = self._rows("active", epoch=None if epoch is None else _bounded(epoch))
         if not rows:
             no_table = TableNotFound.gone(self._table.name)
@@ -119,7 +128,7 @@ class Epochs:
         return tuple(map(self._leaf, rows))
 
     def epoch_at(self, time: datetime) -> int:
-        """Returns the last epoch made at or before a time; 0 for a time before the table was made.
+        """Returns the last epoch that was made at or before a time; 0 if the table did not exist then.
 
         Raises `EpochNotFound` if that epoch is before the truncation.
         """
@@ -130,7 +139,7 @@ class Epochs:
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
         """Returns the leaves at a time.
 
-        For a time before the truncation, returns those that were still leaves at the truncation.
+        For a time before the truncation, returns only those that were still leaves at the truncation.
         """
         rows = self._rows_there("active_at", time=_aware(time))
         return tuple(self._leaf(row) for row in rows if row[0] is not None)
@@ -138,16 +147,16 @@ class Epochs:
     def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
         """Yields the records of the epochs from `first` to `last`, both included.
 
-        `first` None: from the first that is kept; `last` None: until now. Raises `EpochNotFound`, also for
-        epochs before the truncation.
+        The default of `first` is the first epoch that is kept, and the default of `last` is the current one.
+        Raises `EpochNotFound` for epochs that do not exist or are before the truncation.
         """
         return _flat(self._record_pages(first, last))
 
     def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
-        """Returns the changes of the leaves between two times: totals, and the records as an iterator.
+        """Returns the changes of the leaves between two times: totals, and an iterator over the epochs.
 
-        Raises `InvalidCut` if `from_time` is the later one, and `EpochNotFound` if it is before the
-        truncation.
+        Raises `InvalidCut` if `to_time` is before `from_time`. Raises `EpochNotFound` if `from_time` is
+        before the truncation.
         """
         if _aware(to_time) < _aware(from_time):
             raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
@@ -160,19 +169,20 @@ class Epochs:
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
-        """Returns the partitions that were made of a partition when it ended, each with its predecessors.
+        """Returns the partitions that took over the keys of a partition when it ended.
 
-        The result is {partition id: [ids of its predecessors]}; it is empty for a leaf. Raises
-        `PartitionNotFound`, also for a partition that ended before the truncation.
+        The result maps the id of each of these partitions to the ids of all its predecessors. It is empty for
+        a leaf. Raises `PartitionNotFound` if there is no such partition, or if it ended before the
+        truncation.
         """
         return _by_id(self._related(partition_id, made_of_it=True))
 
     def predecessors(self, partition_id: str) -> dict[str, list[str]]:
-        """Returns the partitions that a partition was made of, each with its own predecessors.
+        """Returns the partitions from which a partition took over its keys.
 
-        The result is {partition id: [ids of its predecessors]}; it is empty for a partition that was made
-        with the table. Raises `PartitionNotFound` like `successors`, and `EpochNotFound` for a partition that
-        was made before the truncation.
+        The result maps the id of each of these partitions to the ids of all its own predecessors. It is empty
+        for a partition that was created with the table. Raises `PartitionNotFound` like `successors`. Raises
+        `EpochNotFound` for a partition that was made before the truncation.
         """
         rows = self._related(partition_id, made_of_it=False)
         *_, created, head = rows[0]
@@ -184,19 +194,19 @@ class Epochs:
         return _by_id(rows)
 
     def first_epoch(self) -> int:
-        """Returns the first epoch that is kept: 0, or that of the truncation."""
+        """Returns the first epoch that is kept: 0, or the epoch of the truncation."""
         return self._ends()[0]
 
     def lives(self, first: int, last: int) -> Iterator[Life]:
-        """Yields every partition that was a leaf at some epoch from `first` to `last`, with its epochs.
+        """Yields every partition that was a leaf in an epoch from `first` to `last`, with its life.
 
-        The leaves of the first epoch come first, then the others in the order in which they were made. Raises
+        The leaves of epoch `first` come first. The others follow in the order in which they were made. Raises
         `EpochNotFound`.
         """
         return _flat(self._life_pages(None, first, last))
 
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
-        """Returns the epochs in which partitions were leaves, by id; leaves out ids that do not exist."""
+        """Returns the lives of partitions, by partition id. Ids that do not exist are absent."""
         rows = self._rows("lives_of", partition_ids=[each for each in partition_ids if is_text(each)])
         return {row[0]: self._life(row) for row in rows}
 
@@ -225,11 +235,17 @@ class Epochs:
                 return
 
     def _lives_between(self, ends: Ends) -> Iterator[Life]:
-        """Yields what `lives` does, for the epochs of two moments. Raises `InvalidCut` and `CutExpired`."""
+        """Yields, like `lives`, the partitions that were leaves between two moments.
+
+        Raises `InvalidCut` and `CutExpired`.
+        """
         return _flat(self._life_pages(ends))
 
     def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
-        """Yields pages of lives from epoch `first` to `last`, or between `ends`, found by the first page."""
+        """Yields pages of lives, from epoch `first` to `last` or, if `ends` are given, between two moments.
+
+        The statement of the first page looks up these moments.
+        """
         if ends is None:
             after, end = _bounded(first), _bounded(last)
             rows = self._lives(after, end)
@@ -250,9 +266,9 @@ class Epochs:
         return self._rows("lives", **NO_ENDS, **values, with_leaves=with_leaves)
 
     def _checked(self, rows: Sequence[Any], first: int | None, last: int | None) -> tuple[int, int]:
-        """Checks that the table has the epochs from `first` to `last`; returns the table's first and last.
+        """Returns the table's first and last epoch, which are the first two values of each row.
 
-        Each row begins with these two.
+        Raises an error unless the table has the epochs from `first` to `last`.
         """
         if not rows:
             raise TableNotFound.gone(self._table.name)
@@ -306,12 +322,12 @@ class Epochs:
         )
 
     def _ends(self) -> tuple[int, int]:
-        """Returns the first epoch that is not truncated, and the current one."""
+        """Returns two epochs: the first that is not truncated, and the current one."""
         [(head, current)] = self._rows_there("ends")
         return int(head), int(current)
 
     def _rows_there(self, name: str, **values: Any) -> list[Any]:
-        """Returns rows like `_rows`, for a query that always has rows; raises if the table was dropped."""
+        """Returns the rows of a query that always has rows; raises `TableNotFound` if it has none."""
         if not (rows := self._rows(name, **values)):
             raise TableNotFound.gone(self._table.name)
         return rows
@@ -326,9 +342,9 @@ class Epochs:
 
 
 def _bounded(epoch: int) -> int:
-    """Returns an epoch limited to -1 and the largest 64-bit number, so that PostgreSQL takes it.
+    """Returns an epoch, limited to the range from -1 to the largest 64-bit number, which PostgreSQL accepts.
 
-    Raises `InvalidInput` for what is no whole number.
+    Raises `InvalidInput` for a value that is no whole number.
     """
     if isinstance(epoch, bool) or not isinstance(epoch, int):
         raise InvalidInput(
@@ -346,7 +362,10 @@ def _aware(time: datetime) -> datetime:
 
 
 def _by_id(rows: Sequence[Any]) -> dict[str, list[str]]:
-    """Returns the predecessors of each partition, by id; skips rows without a partition."""
+    """Returns the predecessors of each partition, by the partition's id.
+
+    Skips rows without a partition.
+    """
     return {other: list(predecessors) for other, predecessors, *_ in rows if other is not None}
 
 
@@ -378,7 +397,7 @@ _STATEMENTS = _statements(load(__package__ or "", "epochs"))
 
 
 def page(context: TableContext, first: int | None, last: int | None) -> str:
-    """Returns the HTML page of some epochs of a table."""
+    """Returns an HTML page that draws the epochs of a table from `first` to `last`."""
     epochs, table = Epochs(context.supplier, context.table), context.table.name
     records = list(epochs.epochs(first, last))
     first = records[0].epoch
@@ -432,10 +451,10 @@ def _partitions(lives: Sequence[Life], edges: Edges, rows: Mapping[str, int]) ->
 
 
 def _edges(context: TableContext, records: Sequence[EpochRecord], lives: Sequence[Life]) -> Edges:
-    """Returns the begin and end of each partition on the page.
+    """Returns the lower and upper edge of each partition's box on the page.
 
-    They are its range of the first row key. If splits used other keys, too, they are made from the tree: see
-    `_divided`.
+    If all splits used the first row key, the edges are the partition's range of this key. Otherwise,
+    `_divided` computes them from the tree.
     """
     first = context.schema.row_keys[0].name
     if all(life.partition.region.keys() <= {first} for life in lives):
@@ -449,10 +468,10 @@ def _edges(context: TableContext, records: Sequence[EpochRecord], lives: Sequenc
 
 
 def _divided(begun: Sequence[str], records: Sequence[EpochRecord], lives: Sequence[Life]) -> Edges:
-    """Returns the begin and end of each partition on the page, for splits by several row keys.
+    """Returns the lower and upper edge of each partition's box, for splits by several row keys.
 
-    The leaves of the first epoch, `begun`, have the same height. The partitions that a later epoch made
-    divide equally the height of those that they replaced.
+    The leaves of the first epoch, `begun`, have the same height. Each later epoch replaces some partitions by
+    others. The new partitions share the height of the replaced ones equally.
     """
     edges: Edges = {name: (Fraction(n), Fraction(n + 1)) for n, name in enumerate(begun)}
     order = {life.partition.partition_id: n for n, life in enumerate(lives)}

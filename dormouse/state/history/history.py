@@ -46,11 +46,11 @@ class TableStatus:
       of pending `deletions` count until compaction has removed them. In a keyed table, older rows of a key
       and marks of deletion count, too. For a row table it is the exact number of current rows.
     - `stored_versions`: for a row table, the number of all versions in its files, including marks of
-      deletion. None for other tables, and for the table of a row table's versions.
-    - `compaction_jobs`: the jobs that wait or run; `jobs_running` of them run now.
-    - `jobs_given_up`: the number of jobs given up since the table was made.
+      deletion. None for other tables, and for the table that shows a row table's versions.
+    - `compaction_jobs`: the number of jobs that wait or run; `jobs_running` of them are running.
+    - `jobs_given_up`: the number of jobs given up since the table was created.
     - `one_key_partitions`: leaves above the split threshold that cannot be split, as all rows have one key.
-    - `rounds`: the last round of each kind that there was.
+    - `rounds`: the last round of each kind.
     - `history_since`: the oldest moment that can be read.
     - `history_held_by`: the named cuts and consumers that keep history, whatever the retention.
     """
@@ -79,9 +79,9 @@ class TableStatus:
 
 
 def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
-    """Returns the status of a table now. The cost grows with the changes since it was last counted.
+    """Returns the status of a table now. The cost grows with the changes since the last count.
 
-    With `read_only` the new count is not stored.
+    With `read_only`, the new count is not stored.
     """
     totals = context.store.totals
     counted = totals.read() if read_only else totals.bring_forward()
@@ -117,7 +117,7 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
 
 
 def _may_repeat(context: TableContext, totals: Totals) -> bool:
-    """Returns whether a key may have rows in several files, of which only one is the key's row."""
+    """Returns True if several files may have rows with the same key, of which only one is current."""
     if not is_keyed(context.properties):
         return False
     return totals.references > totals.leaves or context.store.have_several_files()
@@ -126,8 +126,9 @@ def _may_repeat(context: TableContext, totals: Totals) -> bool:
 class History(Epochs):
     """The history of a table: its cuts, its content at past moments, and the changes of its partitions.
 
-    Each method takes one round trip, whatever the length of the history; a streamed answer takes one a page.
-    A moment given as a time takes two more. Times must have a time zone; a naive time raises `InvalidCut`.
+    Each method takes one round trip, whatever the length of the history. A streamed answer takes one for each
+    page. A moment given as a time takes two more. Times must have a time zone; a naive time raises
+    `InvalidCut`.
     """
 
     def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
@@ -136,18 +137,19 @@ class History(Epochs):
         self._check_writable = check_writable
 
     def record_cut(self, name: str | None = None) -> Cut:
-        """Records the present as a cut; returns it.
+        """Records the present as a cut; returns the cut.
 
-        A cut with a name is kept until it is dropped, any other as long as the history. Raises `InvalidCut`
-        for a name that is taken, or that looks like a time.
+        A cut with a name is kept until it is dropped. A cut without a name is kept as long as the history.
+        Raises `InvalidCut` for a name that is taken, or that looks like a time.
         """
         self._check_writable()
         return record_cut(self._context, name)
 
     def record_if_due(self, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
-        """Records a cut if the last one is old enough and the table has changed since; maintenance does this.
+        """Records a cut if the last cut is old enough and the table has changed since.
 
-        Returns the cut, or None.
+        Returns the cut, or None. `interval_seconds` is the smallest time between two such cuts. Maintenance
+        calls this regularly.
         """
         self._check_writable()
         return record_if_due(self._context, interval_seconds)
@@ -157,16 +159,16 @@ class History(Epochs):
         return cuts(self._context)
 
     def cut(self, which: str | int) -> Cut:
-        """Returns the cut of a name or id. Raises `InvalidCut` if there is none."""
+        """Returns the cut with a name or id. Raises `InvalidCut` if there is none."""
         return cut(self._context, which)
 
     def drop_cut(self, which: Cut | str | int) -> None:
-        """Deletes a cut; files that only this cut kept are collected. Raises `InvalidCut`."""
+        """Deletes a cut. The files that only this cut kept are then collected. Raises `InvalidCut`."""
         self._check_writable()
         drop_cut(self._context, which)
 
     def compare(self, a: When, b: When) -> Literal["before", "equal", "after"]:
-        """Returns whether moment `a` is before, equal to or after moment `b`.
+        """Returns "before", "equal" or "after", for moment `a` relative to moment `b`.
 
         Raises `InvalidCut` and `CutExpired`.
         """
@@ -175,9 +177,9 @@ class History(Epochs):
     def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
         """Yields every partition that was a leaf at some moment from `a` to `b`, both included.
 
-        `a` None: from where the table was truncated, or its beginning; `b` None: until now. The leaves at `a`
-        come first, then the others in the order in which they were made. Raises `InvalidCut`, also when `b`
-        is before `a`, and `CutExpired`.
+        `a` None is the beginning of the table, or the truncation of its history; `b` None is now. The leaves
+        at `a` come first. The others follow in the order in which they were made. Raises `InvalidCut`, for
+        example if `b` is before `a`, and `CutExpired`.
         """
         ends = Ends(
             self._context,
@@ -187,36 +189,39 @@ class History(Epochs):
         return (life.partition for life in self._lives_between(ends))
 
     def page(self, first: int | None = None, last: int | None = None) -> str:
-        """Returns an HTML page that draws the epochs: which partitions were made of which.
+        """Returns an HTML page that draws the partitions of the epochs, and how they were split and merged.
 
-        The page needs no other file and no network. It is made in memory, about 100 bytes a partition. Raises
-        `EpochNotFound`.
+        The page needs no other file and no network. It is made in memory, with about 100 bytes for each
+        partition. Raises `EpochNotFound`.
         """
         return page(self._context, first, last)
 
     def size_between(self, a: When | None = None, b: When | None = None) -> Size:
-        """Returns the exact rows and bytes that were ingested after `a` and up to `b`.
+        """Returns the exact rows and bytes that were ingested after moment `a` and up to moment `b`.
 
-        `a` None: from the table's beginning; `b` None: until now. Raises `InvalidCut` and `CutExpired`.
+        `a` None is the table's beginning; `b` None is now. Raises `InvalidCut` and `CutExpired`.
         """
         return size_between(self._context, a, b)
 
     def files_at(self, when: When) -> Iterator[FileReference]:
-        """Yields exactly the file references of a moment, by partition. Raises `InvalidCut`, `CutExpired`."""
+        """Yields exactly the file references of a moment, sorted by partition.
+
+        Raises `InvalidCut` and `CutExpired`.
+        """
         return references_at(self._context, when)
 
     def changed_files(self, after: When | None, till: When | None = None) -> Iterator[ChangedFile]:
-        """Yields the files that `Table.changes` reads, with the region of the changed rows in each.
+        """Yields the files that `Table.changes` reads, each with the region of the changed rows in it.
 
-        Raises what `Table.changes` raises, for example `CutExpired`.
+        Raises the errors of `Table.changes`, for example `CutExpired`.
         """
         return changes_between(self._context, after, till)
 
     def truncate(self, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
-        """Makes all history before a cut unreadable, for good; its files and epochs are collected.
+        """Makes all history before a cut unreadable, permanently; its files and epochs are collected.
 
-        The report is false if the history is already truncated at this cut. Raises `InvalidCut` if it is
-        truncated at a later one, or if a named cut or a consumer is before this cut.
+        The report counts as false if the history is already truncated at this cut. Raises `InvalidCut` if it
+        is truncated at a later cut, or if a named cut or a consumer is before this cut.
         """
         if not dry_run:
             self._check_writable()
@@ -225,11 +230,11 @@ class History(Epochs):
     def apply_retention(
         self, byte_count: int | None = None, seconds: float | None = None, *, dry_run: bool = False
     ) -> RetentionReport:
-        """Truncates the history at the newest cut that keeps the limits.
+        """Truncates the history at the newest cut that keeps all limits.
 
-        The last `byte_count` bytes ingested are kept, and the last `seconds`. Without limits, the table's
-        `history_retention_seconds` is used. Named cuts and consumers keep more; the report lists them. Raises
-        `InvalidInput`.
+        The history since that cut then contains the last `byte_count` bytes ingested, and the last `seconds`.
+        Without limits, the table's `history_retention_seconds` is used. Named cuts and consumers can keep
+        more; the report lists them. Raises `InvalidInput`.
         """
         if not dry_run:
             self._check_writable()

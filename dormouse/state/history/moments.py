@@ -1,11 +1,12 @@
 """The positions of moments (a cut, a cut's name, or a time), cuts, and restores of a table to a moment.
 
-A time means all that was committed at or before it, by PostgreSQL's times of commits. So the same time gives
-the same rows whenever it is read: a slow transaction belongs to the time of its commit.
+A time means everything that was committed at or before it, by PostgreSQL's times of commits. So the same time
+always gives the same rows. A slow transaction belongs to the time of its commit.
 
-A restore makes a table's rows what they were at a moment, in one commit; its partitions stay. It removes
-references that were added since, and adds those that were removed since: to their own partition if it still
-exists, else, after merges, to the smallest partition that contains it.
+A restore gives a table the rows that it had at a moment, in one commit. The table's partitions stay.
+References that were added since then are removed, and references that were removed since then are added
+again. Such a reference returns to its partition, or after a merge, to the smallest partition that contains
+this one.
 """
 
 from __future__ import annotations
@@ -44,10 +45,16 @@ from dormouse.state.files.holds import is_held, lock_history, moment_held
 from dormouse.state.history.ends import Ends, check_since, oldest, refuse_before, text_of
 
 AHEAD_SECONDS_MAX = 60.0
-"""How far a time may be in the future, as a client's clock may be ahead; the call waits until it is past."""
+"""How far a given time may be in the future, in seconds, as a client's clock may be ahead.
+
+The call waits until the time is past.
+"""
 UNFINISHED_SECONDS_MAX = 60.0
 READ_SECONDS = 3_600.0
-"""How long a read may take without a hold, if its files cannot be collected within that time."""
+"""How long a read may take without a hold, in seconds.
+
+A hold is not needed if the files of the read cannot be collected within that time.
+"""
 _QUERIES = load(__package__ or "", "moments")
 INTERVAL_SECONDS = 1_800.0
 PAGE_CUTS = 1_000
@@ -58,9 +65,9 @@ def position_of(context: TableContext, when: When) -> Position:
 
     Raises:
 
-    - `InvalidCut` for a time that is naive, in the future or before the table was made, and for a cut that
+    - `InvalidCut` for a time that is naive, in the future or before the table was created, and for a cut that
       the table does not have.
-    - `CutExpired` for a moment that can no longer be read, with the oldest that can.
+    - `CutExpired` for a moment that can no longer be read. The error contains the oldest moment that can.
     """
     if isinstance(when, datetime):
         return _position_at(context, when)
@@ -69,9 +76,10 @@ def position_of(context: TableContext, when: When) -> Position:
 
 
 def moment_of(context: TableContext, when: When) -> tuple[TableContext, Position]:
-    """Returns the services of a table as it was, and the position of the moment; raises as `position_of`.
+    """Returns the services of a table as it was at a moment, and the position of the moment.
 
-    For a cut both may be cached. If they are no longer valid, the planner raises `SchemaMoved`.
+    Raises the errors of `position_of`. For a cut, both results may come from a cache. If they are no longer
+    valid, the planner raises `SchemaMoved`.
     """
     if isinstance(when, Cut):
         return context.at_cut(when, lambda: position_of(context, when))
@@ -80,21 +88,27 @@ def moment_of(context: TableContext, when: When) -> tuple[TableContext, Position
 
 
 def end_of(context: TableContext, when: When) -> Cut | str | Position:
-    """Returns a moment in a form for `Ends`: a time becomes its position. Raises as `position_of`."""
+    """Returns a moment in a form for `Ends`, where a time is replaced by its position.
+
+    Raises the errors of `position_of`.
+    """
     return _position_at(context, when) if isinstance(when, datetime) else when
 
 
 def now(context: TableContext, after: Position | None = None) -> Position:
-    """Returns the position of the present; it is neither recorded nor held.
+    """Returns the position of the present, which is neither recorded nor held.
 
-    Its time is not before that of `after`, even if the clock was set back since.
+    Its time is not before that of `after`, even if the database's clock was set back since.
     """
     present = _present(context, _rows(context, "now"))
     return present if after is None else replace(present, at=max(present.at, after.at))
 
 
 def now_together(contexts: Sequence[TableContext]) -> list[Position]:
-    """Returns the positions of several tables of one instance at the same moment. Raises `TableNotFound`."""
+    """Returns the positions of several tables of one instance at the same moment.
+
+    Raises `TableNotFound`.
+    """
     if not contexts:
         return []
 
@@ -114,10 +128,10 @@ def now_together(contexts: Sequence[TableContext]) -> list[Position]:
 
 @contextmanager
 def kept(context: TableContext, position: Position) -> Iterator[None]:
-    """Keeps the files of a moment from collection while the block runs, also if their retention ends.
+    """Keeps the files of a moment from collection while the block runs, even if their retention ends.
 
-    If the database is read-only there is no hold, and a read fails if its file was collected. Raises
-    `CutExpired`.
+    If the database is read-only, there is no hold. A read then fails if one of its files was collected.
+    Raises `CutExpired`.
     """
     table, supplier = context.table, context.supplier
     kept_seconds = max(table.properties.gc_delay_seconds, table.properties.files_kept_seconds)
@@ -140,9 +154,9 @@ def _present(context: TableContext, rows: list[Any]) -> Position:
 def expired_by_erasure(
     context: TableContext, at: datetime, files: Sequence[str] | None = None
 ) -> CutExpired | None:
-    """Returns the error for a moment of which files were erased since; None if they were not.
+    """Returns the error for a moment if some of its files were erased since then; otherwise None.
 
-    `files` are names or ids; None means any file of the table.
+    `files` are names or ids. None means any file of the table.
     """
     erasure = erased_by(context.store, files, at)
     if erasure is None or erasure.ended_at < at:
@@ -191,7 +205,7 @@ def _position_at(context: TableContext, at: datetime) -> Position:
 
 
 def _when_finished(context: TableContext, at: datetime) -> datetime:
-    """Waits until all commits of a moment are visible; returns the oldest moment that can be read.
+    """Waits until all commits before a time are visible; returns the oldest moment that can be read.
 
     Raises `TableBusy` after `UNFINISHED_SECONDS_MAX`.
     """
@@ -222,7 +236,7 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
 
 
 def _corrected(context: TableContext) -> bool:
-    """Corrects times that a wrong clock wrote; returns whether there were any."""
+    """Corrects times that a wrong clock wrote; returns True if there were any."""
     with suppress(InstanceReadOnly, InstanceForbidden):
         return restart_leases(context.supplier) is not None
     return False
@@ -244,7 +258,7 @@ def _check_time(
 
 
 def _check_replayed(at: datetime, is_standby: bool, replayed_at: datetime | None) -> None:
-    """Raises `InvalidCut` for a time up to which a standby has not yet replayed all commits."""
+    """Raises `InvalidCut` if the database is a standby that has not yet replayed all commits up to a time."""
     if is_standby and (replayed_at is None or at >= replayed_at):
         till = "no commit yet" if replayed_at is None else f"the commits till {text_of(replayed_at)}"
         raise InvalidCut(
@@ -262,9 +276,9 @@ def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any
 
 
 def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: float | None = None) -> Cut:
-    """Records a cut like `History.record_cut`; without a name it is kept for `kept_seconds`.
+    """Records a cut like `History.record_cut`.
 
-    The default is the table's `history_retention_seconds`.
+    A cut without a name is kept for `kept_seconds`, by default the table's `history_retention_seconds`.
     """
     if name is not None:
         _check_name(name)
@@ -289,7 +303,10 @@ def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: 
 
 
 def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECONDS) -> Cut | None:
-    """Records a cut if the last is old enough and the table has changed since; deletes expired cuts then."""
+    """Records a cut if the last one is old enough and the table has changed since; returns the cut or None.
+
+    If it records one, it first deletes expired cuts.
+    """
     rows = _run(context, "is_due", {"interval_seconds": interval_seconds})
     if not rows or not rows[0][0]:
         return None
@@ -299,7 +316,10 @@ def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECO
 
 
 def cuts(context: TableContext) -> Iterator[Cut]:
-    """Yields all cuts of a table, the oldest first, one page in memory. Raises `TableNotFound`."""
+    """Yields all cuts of a table, the oldest first, with one page of them in memory.
+
+    Raises `TableNotFound`.
+    """
     after = 0
     while page := _run(context, "cuts", {"after": after, "limit": PAGE_CUTS}):
         yield from map(_cut, page)
@@ -309,12 +329,15 @@ def cuts(context: TableContext) -> Iterator[Cut]:
 
 
 def cut(context: TableContext, which: Cut | str | int) -> Cut:
-    """Returns a cut, given by itself, its name or its id, as the database has it. Raises `InvalidCut`."""
+    """Returns a cut as the database has it; it is given as a cut, a name or an id.
+
+    Raises `InvalidCut`.
+    """
     return Ends(context, which).look_up()[0].cut(context)
 
 
 def drop_cut(context: TableContext, which: Cut | str | int) -> None:
-    """Deletes a cut; files that only this cut kept are collected. Raises `InvalidCut`."""
+    """Deletes a cut. The files that only this cut kept are then collected. Raises `InvalidCut`."""
     dropped = cut(context, which)
     if not _run(context, "drop", {"cut_id": dropped.cut_id})[0][0]:
         raise InvalidCut(
@@ -323,7 +346,10 @@ def drop_cut(context: TableContext, which: Cut | str | int) -> None:
 
 
 def compare(context: TableContext, a: When, b: When) -> Literal["before", "equal", "after"]:
-    """Returns whether moment `a` is before, equal to or after `b`. Raises `InvalidCut` and `CutExpired`."""
+    """Returns "before", "equal" or "after", for moment `a` relative to moment `b`.
+
+    Raises `InvalidCut` and `CutExpired`.
+    """
     ends = Ends(context, *(end_of(context, when) for when in (a, b)))
     first, second = ((found.at, found.cut_id or 0) for found in ends.look_up())
     return "before" if first < second else "equal" if first == second else "after"
@@ -352,11 +378,12 @@ def _run(context: TableContext, name: str, values: dict[str, Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """The report of a restore to the moment `at`, or of a dry run: the references removed and added back.
+    """The report of a restore to the moment `at`, or of a dry run.
 
+    - `references_removed`, `references_restored`: the numbers of references removed and added again.
     - `rows_removed`, `rows_restored`: the rows of these references.
-    - `exact`: False if the rows of a file in a partition were only estimated.
-    - `deletions`: how many later deletions were undone, or retired ones are pending again.
+    - `exact`: False if some of these numbers of rows are estimates.
+    - `deletions`: the number of deletions that were undone or made pending again.
     """
 
     at: datetime
@@ -369,10 +396,11 @@ class RestoreReport:
 
 
 def restore(context: TableContext, to: When, *, dry_run: bool = False) -> RestoreReport:
-    """Makes the table's rows what they were at a moment.
+    """Gives the table the rows that it had at a moment; returns a report.
 
-    Its compaction jobs are given up. Changes nothing when it raises `InvalidCut`, `CutExpired`, `TableBusy`,
-    or `NotWhole`: partitions were merged since, and had only a part of a file's rows.
+    The table's compaction jobs are given up. Raises `InvalidCut`, `CutExpired` or `TableBusy`, and then
+    changes nothing. Also raises `NotWhole`, if partitions were merged since and had only a part of a file's
+    rows.
     """
     position = position_of(context, to)
 
@@ -420,7 +448,7 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
 def _removed_since(context: TableContext, position: Position, conn: Any) -> list[FileReference]:
     """Returns the references that were removed since a moment.
 
-    Raises `CutExpired` when rows of them were erased since, or are being erased.
+    Raises `CutExpired` if rows of these references were erased since, or are being erased.
     """
     values = {"snapshot": position.snapshot}
     if context.store.own.rows_in(conn, _QUERIES["erased_since"], values) != [(False,)]:
@@ -434,10 +462,10 @@ def _removed_since(context: TableContext, position: Position, conn: Any) -> list
 def placed(
     references: Iterable[FileReference], then: PartitionTree, now: PartitionTree
 ) -> list[FileReference]:
-    """Returns references of an older tree with their partitions in the tree of now.
+    """Returns references of the tree `then`, with their partitions replaced by those of the tree `now`.
 
-    References of a file to merged partitions become one. Raises `NotWhole` if that one would show rows that
-    were not the table's.
+    References of a file to merged partitions become one reference. Raises `NotWhole` if this reference would
+    show rows that were not in the table.
     """
     result: list[FileReference] = []
     moved: dict[tuple[str, int], list[FileReference]] = defaultdict(list)
@@ -463,7 +491,7 @@ def placed(
 
 
 def _check_whole(then: PartitionTree, now: PartitionTree, node: int, group: list[FileReference]) -> None:
-    """Raises `NotWhole` unless a file's references covered the whole region of a partition of now."""
+    """Raises `NotWhole` unless the references of a file covered the whole region of a partition of `now`."""
     region = now.region_of(node)
     place = _enclosing(then, region)
     if then.region_of(place) != region or not _covered(then, place, {each.partition_id for each in group}):

@@ -1,8 +1,8 @@
-"""Truncation of a table's history at a cut, and retention, which picks that cut.
+"""Truncation of a table's history at a cut, and retention, which chooses that cut.
 
-History before a truncation can no longer be read, and its files may be collected; only collection deletes
-objects. Named cuts and consumers keep history: retention stops at the oldest of them, and a truncation after
-one of them is refused.
+History before a truncation can no longer be read. Its files may be collected, but only collection deletes
+objects. Named cuts and consumers keep history: retention stops at the oldest of them. A truncation after one
+of them is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from dormouse.state.history.moments import record_if_due
 
 
 class Life(NamedTuple):
-    """A life of the database. All transactions on tables in it come after `began_xid`; None: not known."""
+    """A life of the database: the time from one restore, copy or adoption of it to the next.
+
+    All transactions of a life that change tables come after `began_xid`, which is None where it is not known.
+    """
 
     life_id: str
     began_xid: int | None
@@ -40,15 +43,15 @@ FIRST = Life("", None)
 
 
 def lives(context: TableContext) -> list[Life]:
-    """Returns the lives that the database has recorded, the first one first, the current one last."""
+    """Returns the lives that the database has recorded, from the first to the current one."""
     work = rows_of(_QUERIES["lives"].on(), {})
     return [FIRST, *(Life(*row) for row in run_lookup(context.supplier, work, operation="look up the lives"))]
 
 
 def is_of_life(known: Sequence[Life], life_id: str, position: Position) -> bool:
-    """Returns whether the database still has all that a position of a life has seen.
+    """Returns True if the database still has everything that a position in a life has seen.
 
-    It may have been restored to an earlier moment since.
+    It may lack some of it if it was restored to an earlier moment since then.
     """
     ids = [life.life_id for life in known]
     if life_id not in ids:
@@ -64,7 +67,7 @@ def is_of_life(known: Sequence[Life], life_id: str, position: Position) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PastDeletion:
-    """A deletion, its `where` condition as JSON, and the moment just before it."""
+    """A deletion in the past, with its `where` condition as JSON and the moment just before it."""
 
     deletion_id: int
     condition: str
@@ -73,7 +76,7 @@ class PastDeletion:
 
 @dataclass(frozen=True, slots=True)
 class PastRestore:
-    """A restore to a moment, by its transaction, and the moments just before and just after it."""
+    """A restore in the past, with its transaction and the moments just before and just after it."""
 
     xid: str
     before: Position
@@ -86,7 +89,7 @@ PastEvent: TypeAlias = PastDeletion | PastRestore
 def events_between(context: TableContext, after: Position, till: Position) -> list[PastEvent]:
     """Returns the deletions and restores after one moment and up to another, in their order.
 
-    Raises `InvalidCut` for a restore whose moment an older Dormouse did not record.
+    Raises `InvalidCut` for a restore by an older Dormouse, which did not record the moment after it.
     """
     values = {"after": after.snapshot, "till": till.snapshot}
     events: list[PastEvent] = []
@@ -111,7 +114,7 @@ def events_between(context: TableContext, after: Position, till: Position) -> li
 
 
 def has_events_since(context: TableContext, after: Position) -> bool:
-    """Returns whether there was a deletion, or a restore of the table, since a moment."""
+    """Returns True if a deletion or a restore of the table happened after a moment."""
     rows = context.store.own.rows(
         _QUERIES["any_since"], {"after": after.snapshot}, operation="find deletions and restores"
     )
@@ -131,9 +134,9 @@ _QUERIES = load(__package__ or "", "retention")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A named cut or a consumer (`kind`) that keeps a table's history since a moment.
+    """A named cut or a consumer that keeps a table's history from the moment `since` on.
 
-    `until` is None if it keeps the history without limit.
+    `kind` names which of the two it is. `until` is None if it keeps the history without limit.
     """
 
     kind: str
@@ -147,11 +150,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """The report of retention, or with `dry_run` of what it would do.
+    """The report of retention, or of a `dry_run`, which changes nothing.
 
-    - `truncated_at`: the cut at which history was truncated; None when nothing was.
-    - `wanted`: the cut at which the limits alone would truncate it. It differs from `truncated_at` when the
-      cuts and consumers in `held_by` keep more.
+    - `truncated_at`: the cut at which the history was truncated; None if it was not.
+    - `wanted`: the cut that the limits alone would choose. It differs from `truncated_at` when the cuts and
+      consumers in `held_by` keep more.
     - `cuts_dropped`: the number of cuts deleted.
     - `recorded`: the cut that was recorded first, if one was due.
     """
@@ -166,10 +169,10 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class TruncationReport:
-    """The report of a truncation, or with `dry_run` of what it would do.
+    """The report of a truncation, or of a `dry_run`, which changes nothing.
 
     - `at`: the cut at which the history begins.
-    - `changed`: False if it began there before; also the truth value of the report.
+    - `changed`: False if the history began at this cut before. The report has the same truth value.
     - `cuts_dropped`: the number of cuts deleted.
     """
 
@@ -185,7 +188,10 @@ class TruncationReport:
 
 
 def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
-    """Truncates a history like `History.truncate`, and deletes the cuts without a name before the cut."""
+    """Truncates a history like `History.truncate`.
+
+    Also deletes the cuts without a name that are before the cut.
+    """
     wanted = cut_of(context, cut)
 
     def work(conn: Any) -> TruncationReport:
@@ -224,8 +230,8 @@ def apply_retention(
 ) -> RetentionReport:
     """Applies retention like `History.apply_retention`.
 
-    Truncates at the newest cut since which at least `byte_count` bytes were ingested, and which is at least
-    `seconds` old. If both limits are given, the cut meets both. Deletes the cuts up to it without a name.
+    Truncates at the newest cut that meets all given limits: it is at least `seconds` old, and at least
+    `byte_count` bytes were ingested since. Deletes this cut and earlier ones, if they have no name.
     """
     if byte_count is None and seconds is None:
         seconds = context.properties.history_retention_seconds
@@ -273,7 +279,10 @@ def _check_limits(context: TableContext, byte_count: object, seconds: object) ->
 
 
 def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[Cut | None, int | None]:
-    """Records a cut if one is due; returns it, and if `needs_bytes` all bytes that were ever ingested."""
+    """Records a cut if one is due; returns the cut, or None, and a number of bytes.
+
+    The number is all bytes that were ever ingested. It is None without `needs_bytes`.
+    """
     recorded = None if dry_run else record_if_due(context)
     if not needs_bytes:
         return recorded, None
