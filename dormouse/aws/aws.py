@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.errors import DormouseError, InstanceError, InvalidInput, not_installed
+from dormouse.model.loops import tries
 from dormouse.settings.process import environment
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 8
 CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30
+ACTIVE_SECONDS_MAX = 300.0
+"""How long a call waits for a lambda that AWS makes active again, which takes some minutes."""
+ACTIVE_PAUSE_SECONDS = 5.0
 
 # boto3's name of a service → the prefix of its actions in policies
 _PREFIXES = {"emr": "elasticmapreduce", "service-quotas": "servicequotas", "stepfunctions": "states"}
@@ -47,6 +51,9 @@ _BUSY = {
     "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
 }  # fmt: skip
 """Codes that say the resource is being changed: the same request may succeed later."""
+
+_INACTIVE = frozenset({"ResourceConflictException", "ResourceNotReadyException"})
+"""Codes of a call to a lambda that is inactive, or becomes active again: AWS did not run it."""
 
 MISSING = frozenset(
     {
@@ -140,8 +147,22 @@ class Aws:
             yield from self._client(service).get_paginator(operation).paginate(**parameters)
 
     def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
-        """Calls a lambda once, waits, and returns its answer. Raises `InstanceError` if it fails."""
-        payload = json.dumps(event).encode()
+        """Runs a lambda once, waits, and returns its answer. Raises `InstanceError` if it fails.
+
+        AWS takes the network from a lambda that was idle for 14 days, and refuses the next call without running
+        the lambda. So this calls again, for ACTIVE_SECONDS_MAX, until AWS has restored the network.
+        """
+        payload, last = json.dumps(event).encode(), None
+        for _ in tries(ACTIVE_SECONDS_MAX, pause=ACTIVE_PAUSE_SECONDS):
+            try:
+                return self._invoke(function, payload, seconds_max)
+            except AwsRefused as refused:
+                if refused.code not in _INACTIVE:
+                    raise
+                last = refused
+        raise last or AssertionError("there is a first attempt")
+
+    def _invoke(self, function: str, payload: bytes, seconds_max: float) -> Any:
         with _clear("lambda", "invoke"):
             client = self._new_client("lambda", read_timeout=seconds_max, attempts_max=1)
             answer = client.invoke(FunctionName=function, Payload=payload)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO
+from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
-from dormouse.aws.aws import action
+from dormouse.aws import aws as aws_module
+from dormouse.aws.aws import AwsRefused, action
 from dormouse.errors import InstanceError
 from tests.support.aws import Aws
 
@@ -65,3 +69,40 @@ def test_an_answer_from_another_server_is_one_clear_line(portal: None) -> None:
         InstanceError, match="the answer for rds did not come from AWS: check the network, its proxy"
     ):
         Aws(session).call("rds", "describe_db_clusters")
+
+
+class IdleLambda:
+    """A lambda that AWS made inactive: the first call starts its recovery, which takes `calls` calls."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls, self.refused, self.runs = calls, 0, 0
+
+    def client(self, *_: object, **__: object) -> IdleLambda:
+        return self
+
+    def invoke(self, **given: Any) -> dict[str, Any]:
+        if self.refused < self.calls:
+            self.refused += 1
+            code = "ResourceNotReadyException" if self.refused == 1 else "ResourceConflictException"
+            error: Any = {"Error": {"Code": code, "Message": "the function is not active"}}
+            raise ClientError(error, "Invoke")
+        self.runs += 1
+        return {"Payload": BytesIO(given["Payload"])}
+
+
+def test_an_inactive_lambda_is_called_until_it_is_active_and_runs_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aws_module, "ACTIVE_PAUSE_SECONDS", 0.01)
+    idle = IdleLambda(4)
+    assert Aws(idle).invoke("tables", {"a": 1}, seconds_max=5) == {"a": 1}
+    assert (idle.refused, idle.runs) == (4, 1)
+
+
+def test_a_lambda_that_stays_inactive_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aws_module, "ACTIVE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(aws_module, "ACTIVE_SECONDS_MAX", 0.05)
+    idle = IdleLambda(1_000)
+    with pytest.raises(AwsRefused, match="the function is not active"):
+        Aws(idle).invoke("tables", {}, seconds_max=5)
+    assert idle.runs == 0
