@@ -149,8 +149,8 @@ class Aws:
     def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
         """Runs a lambda once, waits, and returns its answer. Raises `InstanceError` if it fails.
 
-        AWS takes the network from a lambda that was idle for 14 days, and refuses the next call without running
-        the lambda. So this calls again, for ACTIVE_SECONDS_MAX, until AWS has restored the network.
+        AWS takes the network from a lambda that was idle for 14 days, and refuses the next call without
+        running the lambda. So this calls again, for ACTIVE_SECONDS_MAX, until AWS has restored the network.
         """
         payload, last = json.dumps(event).encode(), None
         for _ in tries(ACTIVE_SECONDS_MAX, pause=ACTIVE_PAUSE_SECONDS):
