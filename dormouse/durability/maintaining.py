@@ -72,7 +72,7 @@ class InstanceRounds:
         return [InstanceRound(*row) for row in rows]
 
     def is_due(self, kind: str, every_seconds: float) -> bool:
-        """Returns whether a round is due: `every_seconds` after the last one, or an hour after a failed one."""
+        """Returns whether a round is due, `every_seconds` after the last or an hour after a failed round."""
         values = {"kind": kind, "every_seconds": every_seconds, "again_seconds": AGAIN_SECONDS}
         work = rows_of(_QUERIES["is_due"], values)
         return bool(run_lookup(self._supplier, work, operation="read rounds")[0][0])

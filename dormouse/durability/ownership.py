@@ -443,11 +443,11 @@ class Ownership:
         return self._milestones.pass_next(mine, seen, seconds_min)
 
     def _owner(self, number: int) -> tuple[str, str]:
-        """Returns the UUID of an incarnation in the store, and the time and host of its beginning as a text."""
+        """Returns the UUID of an incarnation in the store, and a text with its time and host."""
         return read_record(self._objects, incarnation_name(number), "incarnation_id")
 
     def _refusal(self, ours: Mapping[int, Incarnation], seen: Records) -> InstanceReadOnly | None:
-        """Returns the error that writes must raise according to the records of database and store, or None."""
+        """Returns the error that writes must raise by the records of database and store, or None."""
         confirmed = max((each.number for each in ours.values() if each.confirmed), default=0)
         if seen.last < confirmed:
             return self._store_is_older(f"incarnation {seen.last}, the database {confirmed}")

@@ -107,7 +107,7 @@ class Reader:
         return self._indexes.get(object_key, read)
 
     def read(self, pointers: Mapping[PayloadKey, Pointer]) -> dict[PayloadKey, bytes | DormouseError]:
-        """Returns the content of each payload, or in its place a `PayloadCorrupt` or `PayloadUnavailable` error."""
+        """Returns the content of each payload, or else a `PayloadCorrupt` or `PayloadUnavailable` error."""
         return {
             pointer.entry.key: self.content(pointer, frame)
             for pointer, frame in self.frames(pointers.values())
