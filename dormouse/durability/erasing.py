@@ -1,8 +1,9 @@
 """The erasure of rows: they are deleted, and removed from all files, the history and the object store.
 
 Each step records its progress in the database. If an erasure is interrupted, another call continues it, and
-also deletes rows that were added since. It does not search the same files again. The erasure records the
-files with rows before it deletes the first of them. From then on, moments that need these files have expired.
+also deletes rows that were added since. The other call does not read the same files again. The erasure
+records the files with rows before it deletes the first of them. From then on, moments that need these files
+have expired.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class Elsewhere:
     ) -> Iterator[tuple[str, str | None]]:
         """Yields the backups in a place that have or may have rows of the erasure, as (name, problem) pairs.
 
-        The problem is None if the backup has rows. Otherwise it says why the backup could not be checked.
+        The problem is None if the backup has rows. Otherwise it says why the backup only may have rows.
         `noted` are the names of the backups that this instance has begun in the place.
         """
         try:

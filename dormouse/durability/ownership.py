@@ -342,7 +342,7 @@ class Ownership:
 
     @contextmanager
     def deleting(self) -> Iterator[None]:
-        """Announces a deletion while the block runs, after checking that this database owns the store.
+        """Announces a deletion, then checks that this database owns the store, and then runs the block.
 
         Raises the errors of `check`, and `ObjectStoreError`.
         """

@@ -310,7 +310,7 @@ class Exchange:
     def _pages(self, after: PayloadKey | None) -> Iterator[tuple[PayloadKey | None, PayloadKey | None]]:
         """Yields the remaining pages to compare, as (after, till) pairs of keys.
 
-        None means the first or last page.
+        `after` is None for the first page, and `till` is None for the last page.
         """
         while not self._tools.is_over():
             till = self._last_of_page(after)

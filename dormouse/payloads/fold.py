@@ -101,7 +101,7 @@ class _Fold:
         conn.execute(_QUERIES["begin"].on(), {"day": self._lease.day})
 
     def _activate(self, conn: psycopg.Connection[Any]) -> None:
-        """Makes the new objects the day's blocks.
+        """Turns the new objects into the day's blocks.
 
         This is safe before the exchange, because readers prefer the day's rows to its blocks.
         """

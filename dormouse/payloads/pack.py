@@ -157,9 +157,9 @@ class Index(Sequence[Entry]):
     """The index of an object: the entries of its payloads, sorted by key."""
 
     def __init__(self, data: bytes) -> None:
-        """Reads an index from the last bytes of an object, where `data` begins with the index.
+        """Reads the index of an object. Raises `Damaged`.
 
-        Raises `Damaged`.
+        `data` are the bytes of the object from the start of the index to the end.
         """
         self.data = data
         try:
@@ -387,7 +387,7 @@ class PayloadObjects:
 
     @staticmethod
     def activate(conn: psycopg.Connection[Any], day: date) -> None:
-        """Makes the objects that a fold keeps the day's blocks, and marks the day's other objects as dead."""
+        """Turns the objects that a fold keeps into the day's blocks, and marks the day's other objects as dead."""
         conn.execute(_QUERIES["activate"].on(), {"day": day})
 
     @staticmethod
@@ -413,7 +413,7 @@ class PayloadObjects:
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Returns the names that this ledger does not have.
 
-        It has all payload objects, also those being written.
+        The ledger has all payload objects, also those being written.
         """
         own = [name for name in names if name.startswith(f"{FOLDER}/")]
         work = rows_of(_QUERIES["known"], {"object_keys": own})

@@ -88,7 +88,7 @@ class Lookup:
         return contents
 
     def warm(self, wanted: Mapping[PayloadKey, None]) -> int:
-        """Makes the cold ones of some payloads hot, and returns their number.
+        """Makes some payloads hot, and returns the number of them that were cold.
 
         Raises the error of the first payload that is missing or cannot be read.
         """
@@ -168,7 +168,7 @@ _FUNCTIONS = {
 }
 """The SQL functions that each query calls, by the name of the query.
 
-An application's role must have the right.
+The database role of an application must have the right to execute them.
 """
 
 
@@ -458,8 +458,9 @@ class PayloadStore:
     ) -> OffloadReport:
         """Makes a day's objects blocks: PostgreSQL then keeps one row for each object, not for each payload.
 
-        Without `day`, folds each offloaded day that is more than a week old. Later writes to such a day stay
-        in rows until the day is folded again. Raises the errors of `offload`.
+        Without `day`, folds each offloaded day that is more than a week old, and each folded day with many
+        new rows. Later writes to a folded day stay in rows until the day is folded again. Raises the errors
+        of `offload`.
         """
         self._check_writable()
         return cooling.fold(self._tools(seconds_max, progress), day)

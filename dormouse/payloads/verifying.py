@@ -34,9 +34,9 @@ _QUERIES = load(__package__ or "", "verifying")
 
 @dataclass(frozen=True, slots=True)
 class DamagedObject:
-    """An object that is not what was written.
+    """An object, or one payload in an object, that is not what was written.
 
-    With `key`, only this payload in it is. `detail` describes the fault.
+    `key` is the key of the payload, or None for a whole object. `detail` describes the fault.
     """
 
     object_key: str

@@ -418,7 +418,7 @@ class Application:
     ) -> Flags:
         """Returns flags of those rows to update whose values change.
 
-        If a column type changes, these are all.
+        If a column type changes, flags all rows to update.
         """
         if self._plan.retyped or not updates.any():
             return updates

@@ -93,7 +93,7 @@ def concatenated(parts: Sequence[Ranges]) -> Ranges:
 def runs(ids: Ints, versions: Ints, deleted: Flags) -> Ranges:
     """Returns the ranges that cover some rows, which are given by id, version and flag.
 
-    They may have any order.
+    The rows may have any order.
     """
     order = np.argsort(ids, kind="stable")
     ids, versions, deleted = ids[order], versions[order], deleted[order]

@@ -109,7 +109,7 @@ class ColumnIndexes:
     def cancel(self, build_id: int) -> None:
         """Cancels statements that create column indexes of a build.
 
-        Called before the build's tables change.
+        Must be called before the build's tables change.
         """
         cancel = rows_of(_QUERIES["cancel"], {"current": f"current_{build_id}"})
         run_lookup(self._supplier, cancel, operation="stop indexing columns of rows")

@@ -55,7 +55,7 @@ class Looked:
     """A row table at one moment, with its index if it has one.
 
     - `version`: the newest version.
-    - `columns`, `changed_at`: those of the requested version, or without a request of the newest version.
+    - `columns`, `changed_at`: the columns and time of the requested version, by default the newest version.
     - `incarnation_id`: an id that changes with each restore of the instance's database.
     - `database`, `build_id`: the place of the index, or None without an index.
     - `failure`: the reason why the last work on the index failed, or None.
@@ -137,7 +137,7 @@ class Placements:
     def built(self, looked: Looked, database: str, build_id: int) -> bool:
         """Records a new build in place of the build of `looked`.
 
-        Returns False if another process replaced that first.
+        Returns False if another process replaced that build first.
         """
         values = {
             "table_id": looked.table_id, "database": database, "build_id": build_id,

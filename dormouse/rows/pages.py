@@ -1,7 +1,8 @@
 """The pages of a query's rows, and the SQL statements that read them from PostgreSQL or DuckDB.
 
-A page of a table's rows begins after the place in the order of the last row of the page before. So its cost
-depends only on its own rows. Pages of groups and of distinct rows use OFFSET, because such rows are few.
+A page of a table's rows begins after the last row of the page before, by the place of this row in the order.
+So the cost of a page depends only on its own rows. Pages of groups and of distinct rows use OFFSET, because
+such rows are few.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _NOTHING: Expression = Value("BOOLEAN", False)
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the rows that a page reads, for one SQL statement.
+    """A part of a page's rows, which one SQL statement reads.
 
-    In the order, the next part follows its rows.
+    The rows of the next part come later in the order.
     """
 
     conditions: tuple[Expression, ...]

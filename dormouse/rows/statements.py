@@ -188,7 +188,7 @@ def bound(
 
 
 def page_at_once(query: BoundQuery, builds: Builds, looked: Looked, build_id: int) -> tuple[Rows, None]:
-    """Returns the rows of a page from a single statement, and None.
+    """Returns the rows of a page from a single statement, and None in place of a build.
 
     Raises `Unsure` if one statement cannot answer.
     """
