@@ -81,9 +81,9 @@ def _note(supplier: Supplier, query: str, target: ObjectStore, name: str) -> Non
 def wanted(ledgers: Ledgers, records: Iterable[str], get: Callable[[str], bytes]) -> Iterator[LedgerObject]:
     """Yields the objects that a backup needs.
 
-    - `records` are the names of objects below the folders `RECORDED`. The backup needs most of them.
-    - It needs the objects that a ledger knows, such as the files of all tables.
-    - It needs the files of commit requests that wait in the queue. `get` reads the bodies of large requests.
+    - The objects in `records`: records of the instance, bodies of commit requests, and objects of jobs.
+    - The objects that a ledger has, such as the files of all tables.
+    - The files that commit requests in the queue would add. `get` reads the bodies of large requests.
     """
     submitted = set(_submitted(ledgers.supplier, get))  # first: files applied meanwhile are found in tables
     yield LedgerObject(MARKER, needed=True)

@@ -479,7 +479,7 @@ class _Erasing:
     def _look(self) -> int:
         """Reads the files that may have rows of the erasure and were not read before.
 
-        Returns how many of them do.
+        Returns the number of files that have such rows.
         """
         with_rows = 0
         for page in self._erasure.candidates():

@@ -156,7 +156,7 @@ def new_deletion_name(number: int) -> str:
 
 
 def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
-    """Returns the id that a record has under `key`, and a text that says at which time and host it was made.
+    """Returns the id that a record has under `key`, and a text with the time and host of the record.
 
     Raises `ObjectNotFound` and `NotAnInstance`.
     """
@@ -168,7 +168,7 @@ def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
 
 
 def written_now() -> str:
-    """Returns the time and the host, as text for a record that is made now."""
+    """Returns a text with the present time and the name of this host, for a new record."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {socket.gethostname()}"
 
 

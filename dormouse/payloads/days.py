@@ -37,7 +37,7 @@ _QUERIES = load(__package__ or "", "days")
 
 
 class LeaseLost(PayloadDayBusy):
-    """An error: another worker has taken the day over."""
+    """An error: this worker has lost the lease of a day, and another worker has it now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ class PayloadObjects:
 
     @staticmethod
     def activate(conn: psycopg.Connection[Any], day: date) -> None:
-        """Turns the objects that a fold keeps into the day's blocks. Marks the day's other objects as dead."""
+        """Turns the objects that a fold keeps into the day's blocks. Marks all other objects as dead."""
         conn.execute(_QUERIES["activate"].on(), {"day": day})
 
     @staticmethod
