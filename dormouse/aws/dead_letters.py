@@ -1,4 +1,4 @@
-"""The dead letters of a deployed instance's commit queues: listing them, and sending them again."""
+"""The dead letters of a deployed instance's commit queues: commands list them and send them again."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class SqsDeadLetter:
     """The beginning of the message."""
 
     reason: str
-    """The reason why it cannot be sent again or was rejected; empty if it was only delivered too often."""
+    """The reason why the committer rejected it or why it cannot be sent again; empty if there is neither."""
 
     can_be_sent: bool
-    """True if it is readable and a request of its queue."""
+    """True if it is a readable commit request and came from this queue."""
 
     is_sent_again: bool = False
 
 
 def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
-    """Returns at most `limit` dead letters, and leaves them in place.
+    """Returns at most `limit` dead letters, which stay in their dead-letter queues.
 
-    With `send_again`, those that can be sent go back to their queues. Each is deleted only after it was sent,
-    so none is lost.
+    With `send_again`, each letter that can be sent goes back to its commit queue. It is deleted only after it
+    was sent, so none is lost.
 
-    Raises InstanceError without commit queues, and when AWS refuses.
+    Raises `InstanceError` if the instance has no commit queues, or if AWS refuses.
     """
     resources = instance.resources.commit
     if resources is None:
