@@ -1,8 +1,8 @@
 """The lambdas for pausing: one keeps the desired state, one switches stacks, one guards a stopped database.
 
 - `handler` gets a message from a queue each hour and at each start of the database.
-- `switch` is called by `dormouse pause` and `resume`. So their user needs no right to update stacks, which would
-  include every right that CloudFormation has.
+- `switch` is called by `dormouse pause` and `resume`. So their user needs no right to update stacks, which
+  would include every right that CloudFormation has.
 - `guard` is a custom resource that CloudFormation updates before the database.
 """
 
