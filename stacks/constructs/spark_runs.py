@@ -2,7 +2,7 @@
 
 The events and answers of its lambdas:
 
-- create: {"execution": ARN of the execution} → {"jobs": number of jobs, ...}. Without jobs, the execution ends.
+- create: {"execution": its ARN} → {"jobs": number of jobs, ...}. Without jobs, the execution ends.
 - submit: the answer of create → the identifiers of the run at EMR
 - follow: the answer of submit → {"state": RUNNING | SUCCEEDED | FAILED | CANCELLED, "reason"}
 - cancel: the answer of submit → an answer that is ignored
