@@ -40,9 +40,8 @@ ANSWER_SECONDS_MAX = 2 * (BEGIN_SECONDS_MAX + QUEUED_SECONDS_MAX) + TIMEOUT_SECO
 class MigrateStack(InstanceStack):
     """A stack that migrates the database.
 
-    Its custom resource has a property that changes with the migrations.
-
-    So CloudFormation updates the resource, and the lambda applies new migrations.
+    Its custom resource has a property that changes with the migrations. So CloudFormation updates the
+    resource, and the lambda applies new migrations.
     """
 
     def __init__(self, scope: Construct, foundation: Foundation) -> None:

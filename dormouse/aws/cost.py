@@ -166,10 +166,10 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Line:
-    """The costs of one resource in USD a month, for an instance that runs and in the two states of rest.
+    """The costs of one resource in USD a month, in three states of the instance.
 
-    `auto_paused` is the cost while the database pauses itself; None if its settings do not let it. `paused`
-    is the cost after `dormouse pause`.
+    `running` is the cost while everything runs, and `paused` the cost after `dormouse pause`. `auto_paused`
+    is the cost while the database pauses itself; None if its settings do not let it.
     """
 
     stack: str
@@ -235,7 +235,10 @@ class _Month:
         return price or 0.0
 
     def data(self) -> None:
-        """Adds the database, the clusters of rows (which pause themselves) and the object store."""
+        """Adds the costs of the database, the object store, and the clusters that only index row tables.
+
+        These clusters pause themselves.
+        """
         assumed, prices, gb = self.assumed, self.prices, self.assumed.database_gb
         database, rows, requests = self.settings.database, self.settings.rows, assumed.requests_million
         count = 1 + database.readers
@@ -283,7 +286,7 @@ class _Month:
         self.add("storage", "S3 requests", requests * 1_000 * request)
 
     def work(self) -> None:
-        """Adds the committer and scheduled work."""
+        """Adds the costs of the committer and of scheduled work."""
         settings, assumed, prices = self.settings, self.assumed, self.prices
         commit, requests, seconds = settings.commit, assumed.requests_million, HOURS * 3_600
         is_arm, call = settings.architecture == "arm64", prices["lambda_request_million"] / 1e6
@@ -317,7 +320,10 @@ class _Month:
             self.add("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes * hour)
 
     def services(self) -> None:
-        """Adds the query service with its fewest tasks, copies, the host for access, and monitoring."""
+        """Adds the costs of the query service, copies, the host for access, and monitoring.
+
+        The query service counts with its least number of tasks.
+        """
         settings, assumed, prices, endpoint = self.settings, self.assumed, self.prices, "interface endpoints"
         backup, audit, replaced = settings.backup, settings.audit, assumed.data_gb * assumed.rewritten
         endpoint_month = HOURS * prices["endpoint_hour"]

@@ -20,20 +20,21 @@ class SqsDeadLetter:
     """A message that was delivered too often, or that a committer rejected with a reason."""
 
     queue: str
-    """The URL of its queue."""
+    """The URL of the commit queue in whose dead-letter queue the message was found."""
 
     sent_at: datetime
     commit_id: str | None
     """The commit id, or None if the message has none."""
 
     body: str
-    """The beginning of the message."""
+    """The beginning of the message's text."""
 
     reason: str
-    """The reason why the committer rejected it or why it cannot be sent again; empty if there is neither."""
+    """The reason why the committer rejected the message, or why it cannot be sent again; empty without
+    either."""
 
     can_be_sent: bool
-    """True if it is a readable commit request and came from this queue."""
+    """True if the message is a readable commit request and came from this queue."""
 
     is_sent_again: bool = False
 

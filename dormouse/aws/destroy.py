@@ -288,10 +288,9 @@ def destroy(
 ) -> tuple[StepReport, ...]:
     """Ends all work, empties the buckets and deletes the stacks.
 
-    Returns reports of the steps before the deletion.
-
-    Calls `tell` with what it waits for, and `ended` after each step. A failed call can be repeated. Raises
-    `InstanceError` if a step fails, if a bucket cannot be emptied, or if the CDK fails.
+    Returns reports of the steps before the deletion. Calls `tell` with what it waits for, and `ended` after
+    each step. A failed call can be repeated. Raises `InstanceError` if a step fails, if a bucket cannot be
+    emptied, or if the CDK fails.
     """
     aws = Aws(session)
     cdk = cdk_command(root)

@@ -303,10 +303,9 @@ class _Account:
     def _zones(self) -> Iterator[Check]:
         """Checks the zones of the instance's own VPC.
 
-        They are those in the settings, else CloudFormation's choice.
-
-        That choice, `Fn::GetAZs`, changes with the account's default subnets and the region's zones.
-        CloudFormation refuses to replace a subnet by one in another zone with the same address range.
+        They are those in the settings, else CloudFormation's choice. That choice, `Fn::GetAZs`, changes with
+        the account's default subnets and the region's zones. CloudFormation refuses to replace a subnet by
+        one in another zone with the same address range.
         """
         network = self.settings.network
         ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]

@@ -143,9 +143,8 @@ class DrainCommits:
 class DrainScheduled:
     """The step that waits for scheduled lambdas.
 
-    AWS does not list running calls, so it waits for their timeout.
-
-    `quiet_seconds` is the time since the schedules were switched off.
+    AWS does not list running calls, so it waits for their timeout. `quiet_seconds` is the time since the
+    schedules were switched off.
     """
 
     instance: DeployedInstance

@@ -81,11 +81,9 @@ class Followed:
 def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
     """Starts a run on the environment's engine, unless it was started before.
 
-    Returns the identifiers of the run.
-
-    `follow` and `cancel` take these identifiers. On EMR Serverless they are {"engine", "run_id",
-    "application", "id"}, where "id" is the job run. On EC2 they are {"engine", "run_id", "cluster", "id"},
-    where "id" is the step.
+    Returns the identifiers of the run. `follow` and `cancel` take these identifiers. On EMR Serverless they
+    are {"engine", "run_id", "application", "id"}, where "id" is the job run. On EC2 they are {"engine",
+    "run_id", "cluster", "id"}, where "id" is the step.
     """
     submitted = {"engine": environment.engine, "run_id": run.run_id}
     if environment.engine == SERVERLESS:
@@ -225,7 +223,7 @@ def step_arguments(environment: RunsEnvironment, run_list: str, jobs: int) -> li
 
 
 def executors_max(jobs: int, vcpu: int) -> int:
-    """Returns the largest number of executors, which have no more CPUs than there are jobs, rounded up."""
+    """Returns the largest number of executors. Together they have about one CPU for each job."""
     return max(1, min(EXECUTORS_MAX, -(-jobs // vcpu)))
 
 
@@ -389,7 +387,7 @@ def _first(clusters: list[Any]) -> str | None:
 def _age(clusters: Any) -> tuple[datetime, str]:
     """Returns a sort key of a cluster or step, by which all submitters agree on the earliest one.
 
-    One without a time of creation is being created, and comes last.
+    A cluster without a time of creation is just being created, and comes last.
     """
     made = clusters.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
     return made or _LATEST, str(clusters["Id"])

@@ -63,10 +63,8 @@ def renew(
 ) -> bool:
     """Sends messages again that have spent half of their retention.
 
-    Returns False if some are left for lack of time.
-
-    Makes a pass once in a quarter of the retention. Does nothing while a mapping is on, since the lambda then
-    applies the messages.
+    Returns False if some are left for lack of time. Makes a pass once in a quarter of the retention. Does
+    nothing while a mapping is on, since the lambda then applies the messages.
     """
     if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
         return True

@@ -185,9 +185,7 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
 def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX) -> bool:
     """Requests an update of a stack's parameter `Running` through the stack's lambda.
 
-    Returns whether AWS accepted.
-
-    So only the lambda needs the right to update the stack.
+    Returns whether AWS accepted. So only the lambda needs the right to update the stack.
     """
     return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
 

@@ -36,7 +36,6 @@ class DatabaseProxy(Construct):
     """An RDS Proxy.
 
     It has the security group of the cluster, so that clients need no change when it comes or goes.
-
     `resource_id` is its identifier for `user_arns`.
     """
 

@@ -1,9 +1,8 @@
 """The service role of EMR on EC2.
 
-It has the managed policy AmazonEMRServicePolicy_v2 without the unused parts.
-
-The managed policy restricts resources by a tag of its own. This role restricts them by exact ARN if they have
-one, else by the instance's tag. Clusters have that tag, and EMR puts it on everything that it creates.
+It has the managed policy AmazonEMRServicePolicy_v2 without the unused parts. The managed policy restricts
+resources by a tag of its own. This role restricts them by exact ARN if they have one, else by the instance's
+tag. Clusters have that tag, and EMR puts it on everything that it creates.
 """
 
 from __future__ import annotations

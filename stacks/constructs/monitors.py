@@ -52,9 +52,8 @@ _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
 class Monitors:
     """The graphs of a dashboard and their alarms.
 
-    Missing data raises no alarm, because a paused instance sends none.
-
-    `warn` is the action of alarms of severity `Warning`. By default, it is the action of urgent alarms.
+    Missing data raises no alarm, because a paused instance sends none. `warn` is the action of alarms of
+    severity `Warning`. By default, it is the action of urgent alarms.
     """
 
     def __init__(

@@ -15,10 +15,10 @@ RECEIVE_WAIT = cdk.Duration.seconds(20)
 class Queue(Construct):
     """A standard queue with its dead-letter queue. Both are encrypted with keys of SQS, and accept only TLS.
 
-    No other queue may use the main queue for its dead letters, which would look like messages sent to it. But
-    any queue may use the dead-letter queue: a rule that names the main queue as the only source would need
-    each of the two to exist before the other. So `dormouse dead-letters` checks the source of each dead
-    letter.
+    No other queue may send its dead letters to the main queue, where they would look like ordinary messages.
+    Any queue may send its dead letters to the dead-letter queue. A rule against that would name the main
+    queue, so each of the two would have to exist before the other. So `dormouse dead-letters` checks the
+    source of each dead letter.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ from constructs import Construct
 
 
 def role_of_this_account(scope: Construct, construct_id: str, service: str) -> iam.Role:
-    """Creates a role that a service may assume unless it acts for another account.
+    """Creates a role that a service may assume only for this account, or without naming an account.
 
-    The service may omit the account, because some services do not send it.
+    Some services do not name the account.
     """
     ours = {"StringEqualsIfExists": {"aws:SourceAccount": cdk.Stack.of(scope).account}}
     return iam.Role(

@@ -115,7 +115,10 @@ class SparkRuns(Construct):
         self.state_machine.node.add_dependency(role)
 
     def _log_name(self) -> str:
-        """Returns the unique name of the log group. Its prefix spares a policy for each log group."""
+        """Returns the unique name of the log group.
+
+        AWS lets state machines write to groups with its prefix, so that no group needs a policy of its own.
+        """
         stack = cdk.Stack.of(self)
         unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
         return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"

@@ -72,10 +72,8 @@ def bring_up_to_date(
 def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = ConnectionSupplier) -> str:
     """Creates missing databases for the indexes of row tables, and grants rights in them.
 
-    Returns what was done.
-
-    The role that runs Dormouse creates and owns indexes, and the reader's role reads them. The role of `dsn`
-    must be allowed to create databases and roles. The call can be repeated.
+    Returns what was done. The role that runs Dormouse creates and owns indexes, and the reader's role reads
+    them. The role of `dsn` must be allowed to create databases and roles. The call can be repeated.
     """
     for name in names:
         with (

@@ -88,9 +88,11 @@ class RunList:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """The result of a run. `released` counts its unfinished jobs, which are free again, with their files.
+    """The result of a run.
 
-    `given_up` counts the jobs of its tables that were given up since the list was made.
+    `jobs` counts all jobs of the run. `released` counts its unfinished jobs, which later runs can take, and
+    `files_released` their files. `given_up` counts the jobs of its tables that were given up since the list
+    was made.
     """
 
     run_id: str
@@ -273,9 +275,10 @@ def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None
 def _hand_over(
     supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, run_seconds: float
 ) -> Iterable[RunTable]:
-    """Assigns the table's waiting jobs to the run, beginning with the table that has the fewest.
+    """Assigns waiting jobs to the run, beginning with the table that has the fewest.
 
-    If a table needs less than its fair share of `jobs_max`, the other tables get the rest.
+    Returns the run's work by table. If a table needs less than its fair share of `jobs_max`, the other tables
+    get the rest.
     """
     held = tables_of_run(supplier, run_id)
     waiting = open_jobs(supplier, run_id)
