@@ -242,15 +242,15 @@ CompactionSettings = Annotated[
 
 class _Database(Section):
     engine_version: str = setting("17.7", pattern=pattern("engine_version"))
-    """The version of Aurora PostgreSQL. It must not be older than the version to which minor_upgrades have
-    upgraded, nor older than that of a new `snapshot`."""
+    """The version of Aurora PostgreSQL. It must not be older than the version that automatic upgrades have
+    reached, nor older than that of a new `snapshot`."""
 
     minor_upgrades: bool = setting(True)
     """Automatic upgrades by AWS to later minor versions, in the weekly maintenance window."""
 
     backup_days: int = setting(7, ge=1, le=35)
-    """The number of past days to which the database alone can be restored. The whole instance can be restored
-    for storage.restore_days."""
+    """The number of days that a restore of the database alone can go back. For the whole instance, see
+    storage.restore_days."""
 
     idle_session_seconds: int = setting(300, ge=60, le=86_400)
     """The time in seconds after which the server ends an idle session."""

@@ -313,7 +313,7 @@ class StorageSettings(Section):
     """The number of days that ended jobs are kept, with their requests, results and answers."""
 
     restore_days: int = setting(3, ge=1, le=35)
-    """The number of past days to which the instance can be restored, at most database.backup_days. Objects
+    """The number of days that a restore of the instance can go back, at most database.backup_days. Objects
     that compactions replace are kept, and paid for, one day longer."""
 
     key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
