@@ -1,4 +1,4 @@
-"""AWS Backup of the database and of the data bucket."""
+"""The backups that AWS Backup makes of the database and of the data bucket."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BackupStack(InstanceStack):
             self._plan("Objects", foundation.storage.data_bucket.bucket_arn, None)
 
     def _vault_name(self) -> str:
-        """Returns a name that is unique for each stack ever created, as the vault outlives its stack."""
+        """Returns a name that no other stack has ever used, because the vault outlives its stack."""
         own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack_id))))
         return f"dormouse-{self.settings.id}-{own}"
 
@@ -68,7 +68,7 @@ class BackupStack(InstanceStack):
         return [backup.BackupPlanCopyActionProps(destination_backup_vault=there, delete_after=kept)]
 
     def _plan(self, what: str, resource: str, copies: list[backup.BackupPlanCopyActionProps] | None) -> None:
-        """Adds a plan with one rule: daily snapshots of the database, or continuous backup of the bucket."""
+        """Adds a plan with one rule, for snapshots of the database or for continuous backup of the bucket."""
         is_bucket = what == "Objects"
         rule = backup.BackupPlanRule(
             rule_name=what,

@@ -1,4 +1,7 @@
-"""Calls of AWS: a refusal is one clear line, and a throttled call is retried."""
+"""Calls of AWS operations.
+
+A refused call raises an error of one clear line, and a throttled call is retried.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _ACTIONS = {
     ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
     ("s3", "list_object_versions"): "s3:ListBucketVersions",
 }
-"""Actions whose names differ from those of the operations."""
+"""The IAM actions of operations whose action has another name than the operation."""
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _UNKNOWN = {
@@ -46,7 +49,7 @@ _BUSY = {
     "ConcurrentModificationException", "InvalidDBClusterStateFault", "InvalidDBInstanceState",
     "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
 }  # fmt: skip
-"""Codes that say the resource is being changed: the same request may succeed later."""
+"""AWS's error codes for a resource that is being changed. The same request may succeed later."""
 
 MISSING = frozenset(
     {
@@ -56,7 +59,7 @@ MISSING = frozenset(
         "StateMachineDoesNotExist",
     }
 )  # fmt: skip
-"""Codes that say the named resource does not exist."""
+"""AWS's error codes for a resource that does not exist."""
 
 
 class AwsRefused(InstanceError):
@@ -97,7 +100,11 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
-        """Returns the answer of an operation. Raises `AwsRefused`, or an `InstanceError` with a remedy."""
+        """Calls an operation of AWS and returns its answer.
+
+        Raises `AwsRefused` if AWS refuses the call, or another `InstanceError`, with a remedy, if it cannot
+        be made.
+        """
         with _clear(service, operation):
             return getattr(self._client(service), operation)(**parameters)
 
@@ -113,7 +120,10 @@ class Aws:
     def ask(
         self, service: str, operation: str, *, refusals: frozenset[str] = frozenset(), **given: Any
     ) -> bool:
-        """Requests a change. Returns False if the resource is busy, or AWS answered one of `refusals`."""
+        """Requests a change.
+
+        Returns False if AWS answers that the resource is busy, or with a code in `refusals`.
+        """
         try:
             self.call(service, operation, **given)
         except AwsRefused as refused:
@@ -124,7 +134,7 @@ class Aws:
         return True
 
     def all(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """Returns the items of all pages; none for a resource that does not exist."""
+        """Returns the items under `key` in all pages; an empty list for a resource that does not exist."""
         try:
             return [
                 item for page in self.pages(service, operation, **parameters) for item in page.get(key, ())
@@ -140,7 +150,7 @@ class Aws:
             yield from self._client(service).get_paginator(operation).paginate(**parameters)
 
     def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
-        """Calls a lambda once, waits, and returns its answer. Raises `InstanceError` if it fails."""
+        """Calls a lambda once and returns its answer. Raises `InstanceError` if the lambda fails."""
         payload = json.dumps(event).encode()
         with _clear("lambda", "invoke"):
             client = self._new_client("lambda", read_timeout=seconds_max, attempts_max=1)
@@ -152,7 +162,10 @@ class Aws:
         return said
 
     def newest(self, metrics: Mapping[str, Metric], within: timedelta) -> dict[str, float]:
-        """Returns the newest values of metrics by their names; none without the right to read CloudWatch."""
+        """Returns the newest values of metrics by their names, without those that CloudWatch lacks.
+
+        Returns an empty dictionary without the right to read CloudWatch.
+        """
         now = datetime.now(UTC)
         queries = [{"Id": name, "MetricStat": metric.query()} for name, metric in metrics.items()]
         given = {"MetricDataQueries": queries, "StartTime": now - within, "EndTime": now}
@@ -173,7 +186,7 @@ class Aws:
             return str(self._client("ssm").meta.region_name)
 
     def of_region(self, region: str) -> Aws:
-        """Returns the same account in another region."""
+        """Returns a client for the same account in another region."""
         return Aws(self._session, region)
 
     @cached_property
@@ -198,9 +211,9 @@ class Aws:
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:
-    """Returns a boto3 session. Values that are not given come from where AWS's tools look for them.
+    """Returns a boto3 session. Without arguments, AWS's usual files and environment variables decide.
 
-    The region also comes from AWS_REGION, which boto3 does not read.
+    The region can also come from the variable AWS_REGION, which boto3 does not read.
     """
     try:
         import boto3
@@ -212,7 +225,7 @@ def open_session(region: str | None = None, profile: str | None = None) -> Any:
 
 
 def has_credentials() -> bool:
-    """Returns whether AWS can be called: boto3 is installed, and AWS's tools would find credentials."""
+    """Returns whether boto3 is installed and finds credentials."""
     try:
         return open_session().get_credentials() is not None
     except InvalidInput:  # for example for an unknown profile
@@ -222,7 +235,7 @@ def has_credentials() -> bool:
 
 
 def action(service: str, operation: str) -> str:
-    """Returns the name of an operation in policies, such as rds:StopDBCluster."""
+    """Returns the IAM action of an operation, such as `rds:StopDBCluster`."""
     words = "".join("DB" if word == "db" else word.capitalize() for word in operation.split("_"))
     return _ACTIONS.get((service, operation), f"{_PREFIXES.get(service, service)}:{words}")
 
@@ -281,7 +294,8 @@ _PROBLEMS: dict[str, tuple[type[InstanceError | InvalidInput], str]] = {
         "no AWS credentials could be obtained, log in again: {}",
     ),
 }
-"""The message for an error of botocore, by its class; the first that matches."""
+"""The error and message for each exception of botocore, by a pattern for its class; the first match
+counts."""
 
 
 def _problem(error: Any, service: str) -> Exception:

@@ -25,10 +25,11 @@ CHANNELS = [
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 ]
-"""The actions of the agent of Session Manager."""
+"""The IAM actions that the agent of Session Manager needs for its channels."""
 
 Services = Mapping[str, tuple[ec2.InterfaceVpcEndpointAwsService, Sequence[str]]]
-"""The AWS services and their allowed actions, by purpose."""
+"""The AWS services that need endpoints and the actions that each endpoint allows, by a name for the
+purpose."""
 
 TASK_SERVICES: Services = {
     "Images": (ec2.InterfaceVpcEndpointAwsService.ECR, PULL_ACTIONS),
@@ -48,11 +49,14 @@ SESSION_SERVICES: Services = {
     "Manager": (ec2.InterfaceVpcEndpointAwsService.SSM, ["ssm:UpdateInstanceInformation"]),
     "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, CHANNELS),
 }
-"""The services that a host of Session Manager needs; agents since 3.3.40 do not need ec2messages."""
+"""The services that a host for Session Manager needs. Agents since version 3.3.40 do not need ec2messages."""
 
 
 class Endpoints(Construct):
-    """Endpoints in one subnet each, as they cost per zone. Other subnets reach them by private names."""
+    """Interface endpoints in only one subnet each, because they cost money in each zone.
+
+    Machines in other subnets reach the endpoints by private DNS names.
+    """
 
     def __init__(
         self,
