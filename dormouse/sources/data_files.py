@@ -85,7 +85,7 @@ class Files:
 
     @property
     def said(self) -> TextOptions:
-        """The options of the CSV format that were given."""
+        """The options of the CSV format that the caller gave."""
         nulls = None if self.null_texts is None else [text for text in self.null_texts if text]
         given = {
             "separator": self.delimiter, "quote": self.quote, "escape": self.escape, "header": self.header,

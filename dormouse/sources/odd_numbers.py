@@ -32,11 +32,11 @@ _TINY = re.compile(rb"[eE]-[0-9]{2}|[0-9]{16}[eE]-")
 _NO_NUMBER = r"(?i)^\s*[+-]?(?:inf|infinity|nan)\s*$"
 _NUMBER = r"^\s*[+-]?(?:[0-9]+(?:%s[0-9]*)?|%s[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
 _DIGITS_MAX = 16
-"""The length up to which a double keeps a fraction: 15 digits and the decimal point."""
+"""The most characters of a fraction that a double always keeps: 15 digits and the decimal point."""
 _TAIL_BYTES = 1024
-"""The overlap of blocks. It is longer than any pattern that is looked for."""
+"""The bytes of a block that are searched again with the next block, to find patterns across both."""
 _UNKNOWN = b"?"
-"""A placeholder for the byte after a block, which does not end a cell."""
+"""A stand-in for the byte after a block, which is not known yet. It does not end a cell."""
 _ZERO, _TEN = ord("0"), 10
 _NUMBER_BYTES_MAX, _BLOCK_BYTES = 1 << 10, 1 << 20
 
@@ -124,7 +124,7 @@ class WatchedNumbers:
         return bool((self._before | _BLANKS)[codes[others[np.searchsorted(others, at)]]].any())
 
     def _first(self, codes: npt.NDArray[np.uint8], at: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Returns the positions in `at` at which a cell begins, after an optional sign or blanks."""
+        """Returns the positions in `at` that begin the number of a cell: only a sign or blank may precede."""
         at = at[at > 1]  # the first two bytes overlap with the last block, which was checked
         before = codes[at - 1]
         is_padded = _PADDING[before] & (self._before | _PADDING)[codes[at - 2]]
