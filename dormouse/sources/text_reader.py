@@ -196,10 +196,7 @@ class TextFile:
         self.names = tuple(names or self.header or (f"number {n + 1}" for n in range(self.width)))
 
     def _head(self, raw: bytes) -> tuple[list[str], str]:
-        """Returns the cells of the header, and the text before the first row.
-
-        Without a header, the cells are those of the first row. `raw` is the beginning of the file.
-        """
+        """Returns the cells of the header, or else of the first row; and the text before the first row."""
         what, is_cut = "header" if self.how.header else "first row", len(raw) == HEAD_BYTES_MAX
         # invalid bytes may be in a later row: ignore them here, the reader of that row names its line
         errors = "surrogateescape" if self.encoding == UTF_8 else "replace"
@@ -321,8 +318,7 @@ class _TooSmall(Exception):
 class _Run:
     """One pass over a file with one block size.
 
-    An additional row, whose first cell is `end`, follows the last row. If a quote is still open there, the
-    additional row becomes part of the quoted cell, which shows the error.
+    Adds a row that begins with `end` to the file. A quote that is never closed takes this row into its cell.
     """
 
     file: TextFile
@@ -437,10 +433,7 @@ class _Run:
         return UnfitCell(_COLUMN.sub("", _ROW.sub("", text)).strip(), number, int(column[1]))
 
     def _other_width(self, row: Any) -> str:
-        """Records a row with a wrong number of cells. Arrow calls this method for each such row.
-
-        Returns "skip" to leave out the row, or "error" to end the reading after too many short rows.
-        """
+        """Records a row with a wrong number of cells. Returns "error" after too many short rows."""
         if row.text.startswith(self.end):
             self.ended_at = row.number
         elif row.actual_columns == self.width_min and self.end not in row.text:
