@@ -49,7 +49,7 @@ def list_(
 
 
 def _listing() -> None:
-    """Makes `dormouse jobs` without a command list jobs, with the options of `list`."""
+    """Adds the options of `dormouse jobs list` to `dormouse jobs`, which lists jobs without a command."""
     [listing] = [each.callback for each in jobs.registered_commands]
     assert listing is not None  # noqa: S101  # it stands above
     options = list(inspect.signature(listing).parameters.values())
