@@ -246,7 +246,7 @@ def upsert(
     rows: Annotated[Path, typer.Argument(help="JSON, a list of rows; - for stdin.")],
     on: Annotated[str, "The columns whose values identify a row, separated by commas."],
 ) -> None:
-    """Update the rows that have the values of some columns, and insert those that no row has."""
+    """Update the rows that have the same values in some columns (--on), and insert the other given rows."""
     listed = read_json(rows)
     if not isinstance(listed, list):
         raise InvalidInput(f"{rows} must have a list of rows")
