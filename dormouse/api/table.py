@@ -336,8 +336,8 @@ class Table(Container):
         conditions on values, it writes a mark of deletion for each key whose newest row matches.
 
         Raises `InvalidQuery` for a condition that does not fit the schema or limits nothing (a range that is
-        open at both ends), or that is on values which the property `aggregate` merges. Raises `TableBusy` if
-        other changes of the table overtake each of its tries.
+        open at both ends). Also raises it for a condition on values that the property `aggregate` merges.
+        Raises `TableBusy` if other changes of the table overtake each of its tries.
         """
         from dormouse.writing.deleting import delete
 
@@ -359,7 +359,7 @@ class Table(Container):
         """Deletes the matching rows permanently, also from the history and the object store.
 
         First deletes them as `delete` does. Then rewrites each file that has such rows without them, and
-        deletes the old files, even if the history keeps them: reading these keys as of an earlier moment
+        deletes the old files, even if the history keeps them. Reading these keys as of an earlier moment then
         raises `CutExpired`. To resume after an interruption, repeat the call. It waits at most `wait_seconds`
         in all for jobs that hold such files, consumers that have not read the deletion, and writers that
         began before it. Then it takes the files from the jobs, consumers get `CutExpired`, and the report
@@ -396,7 +396,7 @@ class Table(Container):
         return [EraseReport.from_json(text) for text in erasure_proofs(self.context.store)]
 
     def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """Returns, by number, the deletions that files still need, or else all deletions in the history."""
+        """Returns the pending deletions, or without `pending_only` all deletions in the history."""
         return self.context.deletions.list(pending_only=pending_only)
 
     def changes(
@@ -483,7 +483,7 @@ class Table(Container):
             return compact(context, engine=engine, full=full, progress=progress, on_spark=_compact_on_spark)
 
     def split(self, *, waiting: Waiting = None) -> SplitReport:
-        """Runs one round of splits of full leaves; pushes references down. Waits as `compact` does."""
+        """Divides full leaves, and pushes references down one level. Waits for room as `compact` does."""
         from dormouse.writing.splitting import split
 
         with self._tables.maintaining(self.context, waiting):
@@ -518,7 +518,7 @@ class Table(Container):
         return self.context.garbage.collect(progress=progress)
 
     def garbage_ready(self) -> Iterator[str]:
-        """Yields the files without references, found by an earlier round, that the next one would delete."""
+        """Yields the unreferenced files, known from earlier rounds, that a round would delete now."""
         return self.context.garbage.ready()
 
     def set_properties(self, **changes: Any) -> TableProperties:
@@ -539,7 +539,7 @@ class Table(Container):
         return self.layout != before
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
-        """Returns the first `limit` partitions, or leaves, with ids above `after`, in the order of ids."""
+        """Returns at most `limit` partitions (or only leaves) with ids above `after`, in the order of ids."""
         return self.partitions.page(after, limit, leaves=leaves)
 
     def file_page(self, after: str | None = None, limit: int = 100) -> list[FileFacts]:

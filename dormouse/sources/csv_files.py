@@ -105,8 +105,8 @@ def _time_formats(sniffed: Sniffed, given: Files, schema: Schema) -> tuple[tuple
     """Returns the (column, time format) pairs of a file.
 
     If day and month could have either order, the order of the load's first file decides. Raises
-    `InvalidData` if that file does not decide it, if the orders of the two files differ, or if the caller
-    gave a time format for a column without times.
+    `InvalidData` if that file does not decide it, or if the two files have different orders. Also raises it
+    if the caller gave a time format for a column without times.
     """
     kinds = {field.name: field.type for field in schema.fields}
     wrong = next((name for name in given.time_formats if kinds.get(name) not in TIMES), None)

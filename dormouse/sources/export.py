@@ -31,7 +31,7 @@ _DAYS = (-719_162, 2_932_897)
 """The first days of the years 1 and 10000, counted from 1970-01-01."""
 _OF_DAY = {unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))}
 _CYCLE_DAYS = 146_097
-"""The days of 400 years, after which the Gregorian calendar repeats."""
+"""The number of days in 400 years, after which the Gregorian calendar repeats."""
 _CONTROL = r"[\x00-\x1f]"
 
 

@@ -329,8 +329,8 @@ def _json_types(file: DataFile) -> dict[str, DataType]:
 def inferred_json_types(file: DataFile) -> dict[str, DataType]:
     """Returns the types of `json_types` for a new table. Raises `InvalidData`.
 
-    Two kinds of columns are text here: columns with words that DuckDB reads as times, like infinity and
-    epoch, and columns of numbers with more digits than a double keeps.
+    Differs for two kinds of columns, which are text. They have words that DuckDB reads as times, like
+    infinity and epoch, or numbers with more digits than a double keeps.
     """
     types = _with_digits(file, json_types(file))
     times = [name for name, kind in types.items() if kind in TIMES]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: LEADING_ZERO}
 _TINY = re.compile(rb"[eE]-[0-9]{2}|[0-9]{16}[eE]-")
-"""The end of a number that a floating-point number may round, or turn into zero."""
+"""A pattern in the text of a number that a floating-point type may round, or turn into zero."""
 _NO_NUMBER = r"(?i)^\s*[+-]?(?:inf|infinity|nan)\s*$"
 _NUMBER = r"^\s*[+-]?(?:[0-9]+(?:%s[0-9]*)?|%s[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
 _DIGITS_MAX = 16

@@ -356,7 +356,7 @@ def leaf_counts(
 
 
 class InOrder:
-    """A check that batches, all with rows, come in the order of their keys."""
+    """A check that the rows of consecutive batches are in key order. No batch may be empty."""
 
     def __init__(self, schema: Schema) -> None:
         self._fields = schema.key_fields

@@ -1,7 +1,7 @@
 """The reader of CSV files: batches of texts or of typed values, in bounded memory.
 
-Arrow parses the file. This module adds what Arrow's reader lacks: errors name the line, a quote that is still
-open at the end of the file is detected, and rows can be larger than a block.
+Arrow parses the file. This module adds three features that Arrow's reader lacks. Errors name the line. A
+quote that is still open at the end of the file is an error. Rows can be larger than a block.
 """
 
 from __future__ import annotations
@@ -249,8 +249,8 @@ class TextFile:
         - `width_min`: rows with this number of cells (short rows) are accepted, too.
         - `must_end`: the last line must have a line end.
 
-        Raises `UnfitCell` for a cell that does not fit its type, and `Unreadable` for a row that has another
-        number of cells, is not text, is larger than the largest block, or is cut off at the end of the file.
+        Raises `UnfitCell` for a cell that does not fit its type. Raises `Unreadable` for a row that has
+        another number of cells, is not text, exceeds the largest block, or is cut off at the file's end.
         """
         done = 0  # after a restart with larger blocks, rows up to this number were yielded already
         for size in BLOCK_BYTES:

@@ -91,8 +91,8 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
 def read_types(schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
     """Returns the type that Arrow's CSV reader is to read each column as.
 
-    It is text for types that the reader does not know, and for decimals: the reader would silently store
-    another number for one with more digits than the type.
+    It is text for types that the reader does not know. It is also text for decimals, because the reader would
+    silently change numbers with more digits than the type has.
     """
     first_text = dict(how.time_formats)
 

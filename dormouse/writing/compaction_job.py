@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 COPIED_BYTES_MAX = 4 * 2**30
 COPIED_SHARE = 8
-"""A divisor: inputs above 1/8 of the free disk are not copied, as other jobs need disk, but fetched twice."""
+"""The divisor of the free disk that gives the limit of copies. Larger inputs are fetched twice instead."""
 COPIED_AT_ONCE = 8
 logger = logging.getLogger(__name__)
 Outcome = Literal["committed", "looked", "superseded", "retry", "given_up"]
@@ -86,7 +86,7 @@ class JobDeletions:
 
     @staticmethod
     def of(context: TableContext, job: CompactionJob) -> JobDeletions:
-        """Returns the deletions that exist now. The job leaves later deletions to readers of its output."""
+        """Returns the deletions that exist now. Deletions recorded later apply to the job's output."""
         found = context.store.deletions_of([item.filename for item in job.inputs])
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
         reach = Reach(context.schema, pending)
@@ -95,7 +95,7 @@ class JobDeletions:
 
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
-    """Returns, for each file, the condition that rows meet which no deletion hides; None if all do."""
+    """Returns, for each file, a condition that selects the rows that deletions leave; None if all stay."""
     return [rendered_unless_all(remains(schema, deletions), DATAFUSION) for deletions in of_files]
 
 
@@ -304,12 +304,12 @@ def _is_newer(context: TableContext, filename: str, last: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """The result of one run of a job. `rows_read` is the sum of the row counts of its references.
+    """The result of one run of a job. `rows_read` is the sum of the row counts of the job's references.
 
     Outcomes:
 
     - `committed`: the output replaced the inputs.
-    - `looked`: deletions hide few rows of the files, so that they stay as they are.
+    - `looked`: deletions hide few rows, so the files stay as they are.
     - `superseded`: another run committed the job or released its files.
     - `retry`: the job failed and will run again.
     - `given_up`: the job failed in its last attempt.
@@ -427,7 +427,7 @@ def _run(
 
 
 def _is_worth_merging(context: TableContext, job: CompactionJob) -> bool:
-    """Returns whether deletions hide enough rows of a job's files, or more than `deletions_max` hide some."""
+    """Returns whether many rows of a job are deleted, or a file has more than `deletions_max` deletions."""
     looks = look_at(context, [(item.filename, item.byte_count) for item in job.inputs])
     pending = {one.deletion_id for one in context.deletions.list()}
     found = [[rows for number, rows in one.rows.items() if number in pending] for one in looks]

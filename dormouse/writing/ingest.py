@@ -507,11 +507,11 @@ def check_engine(engine: str) -> None:
 
 
 def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T | None) -> T:
-    """Returns `local` or `spark`, as the engine says.
+    """Returns `local` or `spark`, the two implementations of a task, by the name of the engine.
 
-    `auto` chooses Spark only when it is installed, `spark` is given, and the data is large: at least 256 MiB
-    with a cluster, or this machine's memory without one, where Spark is slower. Raises `InvalidInput` for the
-    engine `spark` when `spark` is None.
+    The engine `auto` chooses `spark` only if Spark is installed, `spark` is given, and the data is large.
+    With a cluster, data of 256 MiB is large. Without a cluster Spark is slower, and data is large if it
+    exceeds this machine's memory. Raises `InvalidInput` for the engine `spark` if `spark` is None.
     """
     if engine == "auto":
         is_for_spark = spark is not None and find_spec("pyspark") is not None

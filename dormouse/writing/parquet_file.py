@@ -349,7 +349,7 @@ def write_groups(
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """Yields the rows of each row group. Later groups are larger: readers number groups with 16 bits."""
+    """Yields the rows of each row group. Later groups are larger, as readers number them with 16 bits."""
     for number in count():
         size = bytes_min << number // GROUPS_OF_A_SIZE
         some = next(portions(batches, attrgetter("nbytes"), size), None)

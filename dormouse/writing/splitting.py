@@ -112,8 +112,8 @@ class _LeafFile:
         """Returns sketches from which the values of the row key `field` in the leaf can be estimated.
 
         These are the sketches stored with the file, and the caller limits them to the leaf's range of
-        `field`. If they include rows that another row key excludes from the leaf, or if the leaf has few of
-        the file's rows, reads the keys of the leaf's rows instead. Returns None if there are no rows.
+        `field`. Reads the keys of the leaf's rows instead if another row key excludes rows of the file from
+        the leaf, or if the leaf has few rows of the file. Returns None if there are no rows.
         """
         if self._must_read or self._cuts - {field} or self._is_small(field):
             return self._read
