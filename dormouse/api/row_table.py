@@ -1,4 +1,4 @@
-"""A row table, as users see it: rows with ids and versions that many users edit; every version is kept."""
+"""A row table, as users see it: many users edit its rows, and every version of a row is kept."""
 
 from __future__ import annotations
 

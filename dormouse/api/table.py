@@ -132,7 +132,7 @@ class Table(Container):
         return self.reading.schema
 
     def schema_at(self, when: When) -> Schema:
-        """Returns the columns at a moment: a cut, a cut's name or a datetime. Raises `query`'s errors."""
+        """Returns the columns at a moment: a cut, its name or an aware datetime. Raises `query`'s errors."""
         return self.reading.as_of(position_of(self.context, when)).schema
 
     def schema_changes(self) -> list[SchemaChange]:
@@ -368,9 +368,9 @@ class Table(Container):
         proof, which `erasures` also returns later. `dry_run` reports matching rows in files of the table and
         its history, and changes nothing.
 
-        Raises the errors of `delete`. Raises `JobFailed` for a file that cannot be merged, `CheckFailed`
-        while references are lost, `TableBusy` during a backup, and `ObjectStoreError`. Then the rows are
-        deleted, but not erased; repeat the call until it succeeds.
+        Raises `InvalidQuery` as `delete` does. Raises `JobFailed` for a file that cannot be merged,
+        `CheckFailed` while references are lost, `TableBusy` during a backup, and `ObjectStoreError`. After
+        these four, the rows are deleted, but not erased; repeat the call until it succeeds.
         """
         from dormouse.durability.erasing import erase, would_erase
 

@@ -149,7 +149,7 @@ def _cell(value: Any, most: int) -> str:
 
 
 def _plain(value: Any, most: int = CELL_CHARACTERS_MAX) -> str:
-    """Returns the text of a cell, without control characters and markup. On a terminal, cuts it off."""
+    """Returns the text of a cell, with control characters escaped, and cut off on a terminal."""
     from rich.markup import escape
 
     text = printable(shown_value(value))

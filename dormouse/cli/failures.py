@@ -1,4 +1,4 @@
-"""Errors as one line on stderr, and the exit code of each; standard output that may be full or closed."""
+"""The printing of errors on stderr, exit codes, signals, and standard output that is full or closed."""
 
 from __future__ import annotations
 

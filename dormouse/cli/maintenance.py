@@ -101,7 +101,7 @@ def gc(
 ) -> None:
     """Run one round of garbage collection: delete files some time after their last reference was removed.
 
-    Also deletes history from before its truncation, for half a minute at most.
+    Also deletes metadata of truncated history, for half a minute at most.
     """
     with session.work(f"gc {table}", "old epochs", read_only=dry_run) as (instance, moved):
         of = instance.table(table)

@@ -131,9 +131,10 @@ def _time_formats(sniffed: Sniffed, given: Files, schema: Schema) -> tuple[tuple
 
 
 def _tried(file: DataFile, schema: Schema, how: FileFormat) -> FileFormat:
-    """Returns the format with the columns that the file lacks, after reading the file's first batch with it.
+    """Returns the format, after reading the file's first batch with it.
 
-    Raises `InvalidData` if the header or the first batch does not fit the schema.
+    Adds to it, as `absent`, the columns of the schema that the file lacks. Raises `InvalidData` if the header
+    or the first batch does not fit the schema.
     """
     text = TextFile(file.path, how.text, how.names)
     names = [*text.names, *(name for name, _ in file.folders if name not in text.names)]
@@ -152,7 +153,7 @@ def _tried(file: DataFile, schema: Schema, how: FileFormat) -> FileFormat:
 
 
 def _check_header(names: list[str], schema: Schema) -> None:
-    """Raises `InvalidData` for a header with other columns than the schema's, before a row is read."""
+    """Raises `InvalidData` if the columns of a header do not fit the schema. Runs before a row is read."""
     try:
         check_names(names, schema)
     except InvalidData as error:
@@ -190,9 +191,9 @@ def _read(
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file, with the columns of the schema that it has.
+    """Yields the rows of a file, with those columns of the schema that the file has.
 
-    Raises `InvalidData`, which names the line.
+    Raises `InvalidData`, which names the line, for a value or row that cannot be read.
     """
     how = file.format or csv_format(file, schema)
     text, types = TextFile(file.path, how.text, how.names), _types(file, schema, how)
@@ -245,9 +246,9 @@ def _types(file: DataFile, schema: Schema, how: FileFormat) -> dict[str, pa.Data
 
 @contextmanager
 def _located(text: TextFile, rows: list[int]) -> Iterator[None]:
-    """Adds the line to errors of the block about values that do not fit.
+    """Runs a block that converts rows, and adds the line to its errors about values that do not fit.
 
-    The caller keeps `rows[0]` at the number of rows before the batch in work.
+    The block keeps `rows[0]` at the number of rows before the current batch.
     """
     try:
         yield

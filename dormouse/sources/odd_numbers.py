@@ -178,10 +178,10 @@ def _any_in(at: npt.NDArray[np.intp], begins: npt.NDArray[np.intp], ends: npt.ND
 
 
 def with_infinities(column: pa.Array, proposed: DataType, point: str) -> DataType:
-    """Returns the type of a column of texts, in which infinity and NaN are numbers.
+    """Returns the type of a column of texts, some of which may be words like infinity and NaN.
 
-    It is DOUBLE for such words beside numbers, STRING for such words beside anything else or alone, and
-    `proposed` if there are none. DuckDB's own proposal depends on the order of the rows.
+    The type is DOUBLE if all other texts are numbers. It is STRING if others are no numbers, or if all texts
+    are such words. Without such words it is `proposed`. DuckDB's own proposal depends on the order of rows.
     """
     is_word = pc.match_substring_regex(column, _NO_NUMBER)
     if proposed not in (STRING, LONG, DOUBLE) or not pc.any(is_word).as_py():
@@ -201,7 +201,7 @@ def are_kept(column: pa.Array, point: str) -> bool:
 
 
 def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:
-    """Returns the length of the longest run of digits with a decimal point, which is counted as well."""
+    """Returns the most characters of a number with a decimal point. The point counts as a character."""
     is_point = codes == point
     if not len(points := np.flatnonzero(is_point)):
         return 0

@@ -62,7 +62,7 @@ _OPTIONS = {
     "header": "header",
     "skip_lines": "skip",
 }
-"""The sniffer's name of each of our options."""
+"""The names of options in `TextFormat`, and in DuckDB's sniffer."""
 _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10
 """Skipped lines before the header count as titles only if they are less than 1/10 of the sample's lines."""
@@ -74,7 +74,7 @@ GUESSED = "cp1252"
 class Sniffed:
     """The detected format of a file, the types of its columns, and its sample as texts.
 
-    `is_whole` is whether the sample is the whole file. `unsure` has another possible time format for each
+    `is_whole` is True if the sample is the whole file. `unsure` has another possible time format for each
     column whose days could be months.
     """
 

@@ -193,9 +193,9 @@ BATCHES_EARLY = 2
 FILES_TOGETHER = 16
 _BYTES_TOGETHER = 1 << 20
 _ROWS_TOGETHER = 16_384
-"""Small batches are joined up to this number of rows, since many batches cost more than few."""
+"""The number of rows up to which small batches are joined, since many batches cost more than few."""
 _WIDE_ROWS_BYTES = 64 << 20
-"""Batches of wide rows are joined only up to this size: Arrow's texts are limited to 2 GiB a column."""
+"""The size up to which batches of wide rows are joined: Arrow limits the texts of a column to 2 GiB."""
 
 
 def each_file(function: Callable[[F], T], files: Sequence[F]) -> Iterator[T]:

@@ -57,19 +57,19 @@ _KINDS = {"int64": "long", "int32": "int", "bool": "boolean", "date32[day]": "da
 
 
 class Unreadable(InvalidData):
-    """A CSV file, or a row of one, that cannot be read. The message names the line."""
+    """An error for a CSV file, or a row of one, that cannot be read. The message names the line."""
 
 
 class NotText(Unreadable):
-    """Bytes that are not text in the file's encoding."""
+    """An error for bytes that are not text in the file's encoding."""
 
 
 class NeverClosed(Unreadable):
-    """A cell with an opening quote but no closing quote."""
+    """An error for a cell with an opening quote but no closing quote."""
 
 
 class UnfitCell(Exception):
-    """A cell that does not fit the type of its column. Its row is counted from 1, its column from 0."""
+    """An error for a cell that does not fit its column's type. `row` counts from 1, `column` from 0."""
 
     def __init__(self, text: str, row: int | None, column: int) -> None:
         super().__init__(text)

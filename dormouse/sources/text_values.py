@@ -76,7 +76,7 @@ class UnfitText(UnfitRow):
         )
 
     def after(self, rows: int) -> str:
-        """Returns the message, which shows the value and not the row."""
+        """Returns the message unchanged, because it already shows the value."""
         return str(self)
 
 
@@ -215,7 +215,7 @@ def check_exact(
 
     - a whole number that is written in hexadecimal,
     - a floating-point number that became zero or infinite, though its text is not,
-    - a floating-point number from 2**53 (FLOAT: 2**24) on without all digits of its text; see `keeps`.
+    - a floating-point number of at least 2**53 (FLOAT: 2**24) that lost digits of its text.
 
     With `keeps_digits`, for columns whose type was inferred, every DOUBLE must have all digits of its text.
     `inner` is the type within the field's type, by default that type itself.
@@ -258,7 +258,7 @@ def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa
 
 
 def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
-    """Returns booleans: whether each number is so large that its type cannot represent all whole numbers."""
+    """Returns booleans: True for a number so large that its type has gaps between whole numbers."""
     return pc.greater_equal(pc.abs(numbers), pa.scalar(_EXACT_MAX[kind], numbers.type))
 
 
