@@ -118,7 +118,7 @@ class Session:
 
     @contextmanager
     def work(self, doing: str, unit: str, *, read_only: bool = False) -> Iterator[tuple[Instance, Progress]]:
-        """Opens the instance, shows a progress bar, and yields the instance and a function to move the bar."""
+        """Opens the instance with a progress bar. Yields the instance and a function to move the bar."""
         with self.open(read_only=read_only) as instance, progress(doing, unit=unit) as moved:
             yield instance, moved
 
