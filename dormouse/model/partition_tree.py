@@ -475,7 +475,7 @@ class PartitionTree:
 
     @property
     def leaves(self) -> tuple[Partition, ...]:
-        """The leaves, left before right. Slow for large trees: each use makes all `Partition` objects anew."""
+        """The leaves, left before right. It is slow for large trees, because each use makes new objects."""
         return tuple(map(self._partition, self.leaf_nodes()))
 
     def _partition(self, node: int) -> Partition:
