@@ -153,7 +153,7 @@ class ChangesRequest(OfTable, OfColumns):
 
 
 class Plan(Document):
-    """The cost of a query. `files_pruned` counts files that are skipped: their key bounds exclude all rows."""
+    """The cost of a query. `files_pruned` counts skipped files, whose key bounds exclude every wanted row."""
 
     partitions: int
     partitions_total: int
