@@ -132,7 +132,7 @@ class Lake:
         return sum(batch.num_rows for batch in self.source.query())
 
     def _look_up(self) -> int:
-        """Queries one row of each of many suppliers, some of which have none. Returns the number of queries."""
+        """Queries at most one row of each of many suppliers. Returns the number of queries."""
         for number in range(self._plan.lookups):
             self.source.query({"supplier": f"Supplier#{number * 37:09d}"}, limit=1).read_all()
         return self._plan.lookups

@@ -22,7 +22,7 @@ _EXAMPLES_MAX = 5
 
 @dataclass(frozen=True)
 class Target:
-    """The table to read, through the query service at `url`. If that is None, the clients open it themselves."""
+    """The table to read, through the query service at `url`, or directly if `url` is None."""
 
     dsn: str
     objects: str

@@ -27,7 +27,7 @@ ROWS, BYTES = 1_000_000, 40_000_000
 CHUNK_EPOCHS = 1_000
 """The number of epochs from one running total to the next."""
 CUTS_MIN, CUT_EPOCHS = 3_000, 1_800
-"""The least number of cuts, so that each truncation has one, and the most epochs from one cut to the next."""
+"""The least number of cuts, so that each truncation has one, and the epochs per cut of a long history."""
 AWAY = 10
 """The number of epochs between two cuts that an operation compares."""
 _AT_ONCE = 100_000
