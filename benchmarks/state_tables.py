@@ -128,7 +128,7 @@ class StateTable:
     def request(
         self, leaf: int, job_id: str | None = None, inputs: tuple[str, ...] | None = None
     ) -> ReplaceFileReferencesRequest:
-        """Returns the request that commits a compaction of the leaf's job, or of a given job and its files."""
+        """Returns the request that commits a compaction: by default, the compaction of the leaf's job."""
         partition, job_id = self.partition_id(leaf), job_id or self.job_id(leaf)
         name = f"{self.record.object_prefix}{job_id}/{partition}.parquet"
         file = new_file(name, partition, keys_between(leaf, leaf + 1), self.files_per_leaf)
