@@ -28,7 +28,7 @@ from benchmarks.peers.peer import Refused
 DELETIONS = 1_000
 LOOKUPS = 40
 BESIDE_SECONDS_MAX = 12.0
-"""The longest time for one kind of change during compactions. Slow changes are tried less often in it."""
+"""The longest time for one kind of change during compactions, in which slow changes are tried less often."""
 KINDS = {"key": "one key", "range": "a range of 1,000 keys", "value": "1 % of the rows by a value"}
 Times = dict[tuple[str, str], list[float]]
 

@@ -15,7 +15,7 @@ from benchmarks.peers.together import Result, Task, run_together, summary
 WRITERS = (1, 8, 32)
 COMPACTORS = (1, 2, 8)
 AT_WRITERS = 8
-"""The number of writers, and of compactors, at which the sides are compared."""
+"""The number of writers, and of compactors, at which the systems are compared."""
 
 
 @dataclass(frozen=True)

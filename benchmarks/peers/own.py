@@ -1,4 +1,4 @@
-"""The sides of Dormouse: synchronous writers, writers through the commit queue, and `Instance.commit`."""
+"""Three ways to commit with Dormouse: synchronously, through the commit queue, and by `Instance.commit`."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class TreeArrays:
         self.merged_epoch: dict[int, int] = {}
         """The epoch at which each merged node left the tree, by node."""
         self.replaced: dict[int, int] = {}
-        """The node that was replaced by a merge, by the node that replaced it."""
+        """The old node that each merge replaced, by the new node that took its place."""
         self.parent = array("i")
         self.left = array("i")
         self.right = array("i")

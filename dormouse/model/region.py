@@ -177,9 +177,10 @@ class Range:
         return self.min is not None and self.min == self.max and self.min_inclusive and self.max_inclusive
 
     def checked(self, field: Field) -> Range:
-        """Returns the range with both ends checked by `check_key`.
+        """Returns the range with checked ends, and with times converted to UTC.
 
-        Raises `InvalidKey` for an end of another type, and `InvalidRange` if the range is empty.
+        Raises `InvalidKey` for an end that is not of the field's type, and `InvalidRange` if no value can lie
+        in the range.
         """
         ends = [None if end is None else check_key(field, end) for end in (self.min, self.max)]
         return replace(self, min=ends[0], max=ends[1]).not_empty(field)

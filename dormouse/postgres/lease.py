@@ -326,7 +326,10 @@ RUN_SECONDS = 2 * 86_400.0
 HOLD_SECONDS = 900.0
 METADATA_BACKUP_SECONDS = 2 * 86_400.0
 HOLD_MARGIN_SECONDS = 600.0
-"""The time before its beginning that a hold also covers: files that lost their last reference then stay."""
+"""The time before a hold's beginning that the hold also covers.
+
+Files that lost their last reference in this time stay, too.
+"""
 
 REPORTED_SECONDS = 7 * 86_400.0
 """The time for which `clock_jumps` reports a jump."""

@@ -110,7 +110,8 @@ class UuidsTextDumper(Dumper):
 class UuidsDumper(Dumper):
     """An adapter that writes the binary format that `array_recv` reads.
 
-    The format is: dimensions, null flag, type; length, lower bound; elements.
+    The format is a header (number of dimensions, null flag, element type), then the length and lower bound,
+    then the elements.
     """
 
     format = Format.BINARY

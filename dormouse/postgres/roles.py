@@ -127,7 +127,7 @@ def alone(supplier: Supplier) -> Iterator[psycopg.Connection[Any]]:
 
 @contextmanager
 def privileged() -> Iterator[None]:
-    """Raises InstanceError with advice if the session lacks a right that the block needs."""
+    """Converts the error for a missing right, in the block of `with`, to InstanceError with advice."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:

@@ -47,22 +47,32 @@ TRANSACTION = "transaction_timeout"
 
 # fmt: off
 SHORT = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 30 * _MINUTE}
-"""Commits, row changes, cuts, claims, leases: a series of statements that find rows by keys."""
+"""The limits for commits, row changes, cuts, claims and leases: statements that find rows by keys."""
 
 COMMIT = {IDLE: 15 * _SECOND, LOCK: 3 * _SECOND, TRANSACTION: 5 * _MINUTE}
-"""A committer's batch. It waits briefly for a lock, so that one busy table does not stop the others."""
+"""The limits for a committer's batch. Its waits for locks are short, so that one busy table stops no others.
+"""
 
 ALONE = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""Deletions, conversions, drops, changes of columns, migrations. One statement may rewrite a whole table."""
+"""The limits for deletions, conversions, drops, changes of columns and migrations.
+
+One statement may rewrite a whole table.
+"""
 
 LONG = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""Splits, restores, scans, snapshots. Between statements, the process computes with the rows that it read."""
+"""The limits for splits, restores, scans and snapshots.
+
+Between statements, the process computes with the rows that it has read.
+"""
 
 PAGED = {IDLE: 10 * _MINUTE, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 24 * _HOUR}
-"""Reads page by page. The reader may do other work between pages. These transactions lock no rows."""
+"""The limits for reads page by page, which lock no rows. The reader may do other work between pages."""
 
 KEPT = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 0}
-"""A lock for the length of a job; the process sends a statement every `KEPT_PULSE_SECONDS`."""
+"""The limits for a lock that a process keeps during a long job.
+
+Meanwhile the process sends a statement every `KEPT_PULSE_SECONDS`.
+"""
 # fmt: on
 
 KEPT_PULSE_SECONDS = 10.0

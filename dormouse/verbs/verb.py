@@ -87,7 +87,7 @@ class AsText:
 
 @dataclass(frozen=True, slots=True)
 class OfWire:
-    """A mark, in `Annotated`, of a field that programs send, and that is no option of any door."""
+    """A mark, in `Annotated`, of a field that only programs send: no option of commands or Python methods."""
 
 
 def _python_when(when: Any) -> Any:
