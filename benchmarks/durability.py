@@ -96,9 +96,9 @@ class Lake:
             self.source.ingest(str(path), engine="local")
 
     def kinds(self) -> dict[str, tuple[str, int, Callable[[], Action]]]:
-        """Returns, for each kind of work, three things.
+        """Returns the kinds of work. Each has a tuple of three parts:
 
-        They are the name of its ratio, the number of rows of a run, and a function that prepares a run.
+        the name of its ratio, the number of rows of a run, and a function that prepares a run.
         """
         rows = self._plan.files * self._plan.rows
         return {

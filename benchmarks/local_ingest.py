@@ -74,7 +74,7 @@ def lineitem(folder: Path, rows: int) -> Case:
 
 
 def unsorted(folder: Path, rows: int) -> Case:
-    """Returns the case of the files in a folder, whose rows are in random order."""
+    """Returns a case with the files of a folder, whose rows are in random order."""
     return Case("unsorted", SCHEMA, [str(path) for path in sorted(folder.iterdir())], rows)
 
 

@@ -98,7 +98,7 @@ def over_tables(bench: Bench) -> dict[str, Any]:
 
 
 def _rates(bench: Bench, tables: list[StateTable]) -> tuple[float, float]:
-    """Returns the commits per second of the first commit to each table, and of all later commits.
+    """Returns two rates in commits per second: for the first commit to each table, and for later commits.
 
     A table's first commit is slower, because its statement is not prepared yet.
     """

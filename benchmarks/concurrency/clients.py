@@ -63,7 +63,7 @@ class Lookups:
 
 
 class Clients:
-    """The processes of the clients. They run until all calls of `measure` are over."""
+    """The processes of the clients. They stay alive between calls of `measure`."""
 
     def __init__(self, processes: Sequence[Remote], stop: Any) -> None:
         self._processes = processes

@@ -61,7 +61,7 @@ A reported percentile is the median of the percentiles of the parts.
 READ_AGAIN = 4
 """The number of times that each reading call is made."""
 _COUNTED = 20
-"""The number of calls whose pages are counted."""
+"""The number of calls for which the accessed pages are counted."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _begin(piece: str, plan: Plan, tell: Tell) -> None:
-    """Announces a part of the measurement. With `paced`, waits, so that the caller can run other work."""
+    """Shows the next part of the measurement. With `paced`, it then waits, so that other work can run."""
     tell(piece)
     if plan.paced:
         print(piece, file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 The cases are appends of one small file by 1, 8 and 32 processes, the same on a table with a history, and
 compactions of one table by 1, 2 and 8 processes while another process appends. One durable PostgreSQL holds
-Dormouse's state and the catalogs of DuckLake and PyIceberg; Delta's log is a folder. The sides alternate,
+Dormouse's state and the catalogs of DuckLake and PyIceberg; Delta's log is a folder. The systems alternate,
 with their documented retries.
 """
 

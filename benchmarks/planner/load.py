@@ -78,7 +78,7 @@ class Load:
         return {**self.facts, "seconds": time.monotonic() - began}
 
     def batch(self) -> None:
-        """Applies a batch of compactions as the committer does, and checks plans."""
+        """Applies a batch of compactions like a committer, and checks plans."""
         self._probe(self._compact([self._next() for _ in range(min(BATCH, self._table.leaves // 4))]))
 
     def _next(self) -> int:
@@ -91,7 +91,10 @@ class Load:
         return leaf
 
     def _compact(self, leaves: Sequence[int]) -> list[Probe]:
-        """Applies one batch of compactions. Before it, ingests and makes new jobs for leaves without one."""
+        """Applies one batch of compactions, and returns a check for the plans of each leaf.
+
+        Before the batch, it ingests files and makes new jobs for leaves that have no job.
+        """
         again = {leaf: self._ingested(leaf) for leaf in leaves if leaf in self._now}
         requests = {leaf: self._job(leaf, again.get(leaf)) for leaf in leaves}
         if again:

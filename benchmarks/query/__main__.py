@@ -97,7 +97,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 def warmed(engine: Remote, plan: Plan) -> list[float]:
     """Warms an engine up by many look-ups.
 
-    Returns the seconds of the first ones, without the very first: as many as in a round.
+    It leaves out the very first look-up, and returns the seconds of the next ones, as many as in a round.
     """
     repeats, most = plan.repeats[0], plan.warming
     found: list[float] = engine.call("seconds", queries(plan, "lookup", -2, most + 1))

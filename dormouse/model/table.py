@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 100 * 365.25 * 86_400
 READERS_SECONDS = 900
-"""The time that an object still exists after a reader has looked up its name."""
+"""The least time that an object still exists after a reader has looked up its name."""
 KEPT_SECONDS = 86_400
 """The time that an object stays after its last reference was removed, or after its writer stopped.
 

@@ -1,8 +1,7 @@
 """Fields and data types, and conversions of values from other libraries and from text.
 
 Key columns have one of a few types; value columns can have any type. docs/reference/values.md lists the forms
-of values.
-`dormouse.sources.export` writes Arrow columns by the same rules.
+of values. `dormouse.sources.export` writes Arrow columns by the same rules.
 """
 
 from __future__ import annotations

@@ -109,7 +109,10 @@ def list_jobs(
     limit: Annotated[int, Query(ge=1, le=10_000, description="the largest number of jobs")] = 100,
     after: Annotated[str | None, Query(description="the `next` of the page before")] = None,
 ) -> Response:
-    """Lists the jobs of the token's holder. The service's own token sees all jobs, also rounds of tables."""
+    """Lists the jobs of the token's holder.
+
+    With the service's own token, it lists all jobs, including rounds of tables, such as compactions.
+    """
     place = None if after is None else JobPlace.parse(after)
     page = partial(here.jobs.list, kind, state, owner=holder.owner)  # type: ignore[arg-type]
     found = page(limit=limit, after=place)

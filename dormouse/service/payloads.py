@@ -1,4 +1,7 @@
-"""The HTTP paths of payloads: one payload by its key, or many. The documents of jobs cannot be read here."""
+"""The HTTP paths of payloads: one payload by its key, or many.
+
+These paths refuse the kinds of payloads in which Dormouse keeps documents of its jobs.
+"""
 
 from __future__ import annotations
 

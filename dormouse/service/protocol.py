@@ -60,7 +60,7 @@ def _reason(error: OSError) -> str:
 # The limit on connections, within the file descriptors that the process may have.
 
 FILES_OF_OTHERS = 128
-"""The file descriptors reserved for queries: for files, database connections and SQL processes."""
+"""The number of file descriptors that are reserved for files, database connections and SQL processes."""
 
 
 class Connection(typing.Protocol):

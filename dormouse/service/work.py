@@ -65,7 +65,7 @@ class _Begun:
 
     status = 200
     headers: Mapping[str, str] = MappingProxyType({})
-    """HTTP headers, in ASCII."""
+    """The HTTP headers, in ASCII."""
     planned_at: float | None = None
     """The monotonic time at which the plan was ready, in seconds."""
 
