@@ -198,10 +198,9 @@ def run_alone(
 
 
 def impatiently(seconds_max: float) -> Iterator[int]:
-    """Yields, for each try, the time limit of its waits for locks, in milliseconds, until `seconds_max` is
-    over.
+    """Yields, for each try, the longest time that it may wait for a lock, in milliseconds.
 
-    It pauses between the tries.
+    It pauses between the tries, and ends after `seconds_max`.
     """
     deadline = time.monotonic() + seconds_max
     seconds = ALONE_LOCK_SECONDS_MIN
@@ -230,9 +229,10 @@ def run_statement(
     """Runs `work`, which executes exactly one statement, in one round trip; returns its result.
 
     At read committed, the statement is its own transaction, without BEGIN and COMMIT. At other levels, and
-    with `lock_ms`, this calls `run_transaction`. Conflicts, and a connection that was dead before the
-    statement was sent, are retried with the same errors. A connection that dies later raises
-    CommitOutcomeUnknown, because the server reports a statement as complete before it commits it.
+    with `lock_ms`, this calls `run_transaction`. It retries after conflicts, and after a connection that was
+    dead before the statement was sent. It raises the same errors as `run_transaction`. If the connection dies
+    later, it raises CommitOutcomeUnknown, because the server reports a statement as complete before it
+    commits the statement.
     """
     if isolation is not Isolation.READ_COMMITTED or lock_ms is not None:
         return run_transaction(

@@ -45,7 +45,7 @@ class ClientGone(Exception):
 
 
 class Slots:
-    """The slots of an event loop, which limit how many queries run at once.
+    """The slots of an event loop. Each query that runs takes a slot, so their number limits concurrency.
 
     Further queries wait for a slot, in the order of their arrival, for at most `wait_seconds_max`.
     """
