@@ -18,9 +18,10 @@ from dormouse.model.table import Container, Engine, TableProperties, check_not_e
 from dormouse.model.types import DataType, Field
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import RecordedDeletion, erasure_proofs
+from dormouse.state.files.facts import FileFacts
 from dormouse.state.files.garbage import GarbageReport
 from dormouse.state.files.shapes import SchemaChange
-from dormouse.state.files.store import FileFacts, FileReferenceStore
+from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
 from dormouse.state.history.history import TableStatus, status_of

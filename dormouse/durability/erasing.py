@@ -125,10 +125,7 @@ class HiddenVersions:
         return sum(version.byte_count is not None for version in old)
 
     def replicas(self) -> list[str]:
-        """Returns the places to which the store's objects are copied.
-
-        Such copies keep objects that are deleted here.
-        """
+        """Returns the places to which the store's objects are copied; they keep deleted objects."""
         return [] if self._versions is None else self._versions.replicas()
 
 
@@ -412,10 +409,7 @@ def _question(context: TableContext, where: DeleteWhere) -> tuple[Question, str]
 
 
 def would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
-    """Returns the report of a dry run, which only counts rows in the files of the table and its history.
-
-    Changes nothing.
-    """
+    """Returns the report of a dry run, which counts rows in the files of the table and its history."""
     return on_current(context, lambda now: _would_erase(now, where, progress))
 
 

@@ -136,7 +136,10 @@ class TableProperties(BaseModel):
         le=SECONDS_MAX,
         description="how long the files of a job that never committed are kept",
     )
-    compaction_strategy: Literal["size_ratio", "basic"] = "size_ratio"
+    compaction_strategy: Literal["size_ratio", "basic"] = Option(
+        "size_ratio",
+        description="size_ratio: a job merges files of similar size; basic: it merges the oldest files",
+    )
     compaction_batch_files: int = Option(12, ge=2, le=INT_MAX, description="files merged by one job, at most")
     size_ratio: float = Option(
         3,
@@ -172,7 +175,11 @@ class TableProperties(BaseModel):
         le=ROWS_MAX,
         description="leaves with fewer rows together are merged; none: leaves are not merged",
     )
-    ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
+    ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = Option(
+        "one_file_per_leaf",
+        description="one_file_per_leaf: an ingest writes a file for each leaf; one_reference_per_leaf: it "
+        "writes one file, to which each leaf has a reference",
+    )
     bulk_ingest_leaves_min: int = Option(
         1,
         ge=1,
@@ -188,7 +195,9 @@ class TableProperties(BaseModel):
         description="e.g. 'order_id, customer': columns (INT, LONG, STRING, BYTES; not the first row key) "
         "with many distinct values that queries look up singly; new files grow by 1 to 2 bytes a value",
     )
-    compression: Literal["zstd", "snappy", "lz4", "none"] = "zstd"
+    compression: Literal["zstd", "snappy", "lz4", "none"] = Option(
+        "zstd", description="the compression of Parquet files"
+    )
     keep: Literal["every_row", "newest_row"] = Option(
         "every_row",
         description="newest_row: keep only the newest row for each row key; chosen when the table is made",
@@ -224,7 +233,9 @@ class TableProperties(BaseModel):
         description="async: where a committer runs, jobs commit through its queue, many in a transaction, "
         "and wait until the commit is visible; sync, in Spark or without a committer: one transaction each",
     )
-    isolation: Literal["read committed", "serializable"] = "read committed"
+    isolation: Literal["read committed", "serializable"] = Option(
+        "read committed", description="the isolation level of transactions that change references"
+    )
     verify_reads: bool = Option(
         False,
         description="true: each process checks a file's digest before it first reads from the file; a "

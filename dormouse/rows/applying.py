@@ -324,10 +324,7 @@ class Application:
         return known, replaced(known, changed)
 
     def recorded(self, updated: int = 0) -> Recorded:
-        """Returns the versions, ids and counts of the change.
-
-        `updated` is the number of rows that `rewrite` wrote.
-        """
+        """Returns the versions, ids and counts of the change; `rewrite` wrote `updated` rows."""
         return Recorded(
             first_version=self._before.version + 1,
             last_version=self.version,

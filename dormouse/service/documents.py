@@ -14,7 +14,7 @@ from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import problems
-from dormouse.state.files.store import FileFacts
+from dormouse.state.files.facts import FileFacts
 from dormouse.state.history.history import TableStatus
 from dormouse.verbs.verb import Document, Request
 

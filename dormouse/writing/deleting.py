@@ -23,7 +23,7 @@ from dormouse.reading.where import ALL, DeleteWhere, Question, Where, condition_
 from dormouse.sources.source import Source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from dormouse.writing.ingest import ingest_once, keyed_rows, write_leaves
 
 OVERTAKEN_MAX = 10

@@ -19,7 +19,7 @@ from dormouse.embedded.server import _binaries
 from dormouse.errors import ConsumerExpired, CutExpired, InstanceError, InstanceReadOnly
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.totals import Totals
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts

@@ -20,6 +20,11 @@ def test_a_generated_page_matches_the_code(name: str) -> None:
     assert pages()[name]() == (ROOT / "docs" / "reference" / name).read_text("utf-8"), "run make docs"
 
 
+@pytest.mark.parametrize("name", ["process-settings.md", "table-properties.md", "deployment-settings.md"])
+def test_each_setting_has_a_meaning(name: str) -> None:
+    assert not re.findall(r"^.*\| *\|$", pages()[name](), re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     text = FENCED.sub("", page.read_text("utf-8"))

@@ -15,7 +15,7 @@ from dormouse.reading.planner import QueryPlan, Reach
 from dormouse.reading.where import deletions_of
 from dormouse.state.files import garbage
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.store import PlannedRows
+from dormouse.state.files.facts import PlannedRows
 from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction
 from dormouse.writing.compaction_job import JobDeletions

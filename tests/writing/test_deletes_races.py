@@ -16,7 +16,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from tests.commits import assignment
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table

@@ -17,7 +17,7 @@ from dormouse.postgres import ConnectionSupplier, queries, run_transaction
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
 from dormouse.state.commits.pointers import sweep_bodies
 from dormouse.state.commits.queue import TablesRenamed
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from tests.standard import OF_KEYS
 from tests.stored import assign, check, clock, query, ref, replace, split
 from tests.support.commits import Message, PostgresQueue
