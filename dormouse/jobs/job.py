@@ -148,7 +148,7 @@ class KindOfJob:
 
 
 def check_kind(kind: object) -> None:
-    """Raises `InvalidInput` unless the value can be the name of a kind of job; names of rounds are refused."""
+    """Raises `InvalidInput` unless the value can be the name of a kind of job; a round's name cannot."""
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise InvalidInput(
             f"kind {str(kind)[:80]!r}: a kind of job has 1 to 64 letters, digits and . _ -, like 'report'"
@@ -181,7 +181,7 @@ def new_job_id() -> str:
 
 
 def job_key(job_id: object) -> uuid.UUID:
-    """Returns the 128-bit key of a job: its id if that is a UUID in the usual form, else a digest of the id."""
+    """Returns the 128-bit key of a job: its id if that is a UUID in the usual form, else a digest of it."""
     if isinstance(job_id, str) and is_key(job_id):
         return uuid.UUID(job_id)
     check_text("job_id", job_id, JOB_ID_BYTES_MAX)

@@ -254,7 +254,9 @@ class WorkerPulse:
             self._pulse.close()
 
     def _tell(self, worker_id: UUID, by_key: Mapping[UUID, Run]) -> bool:
-        """Renews the lease and stores progress, if either is due; returns False if the worker was found dead."""
+        """Renews the lease and stores progress, if either is due; returns False if the worker was
+        found dead.
+        """
         if not (runs := list(by_key.values())):
             return True
         news = [(run.claim, run.progress.reported) for run in runs if run.progress.take_news()]

@@ -108,7 +108,7 @@ class Sight:
         self._everywhere_at = float("-inf")
 
     def since(self) -> Mapping[int, int]:
-        """Returns the number by kind id at which to begin; an empty mapping if all jobs are to be searched."""
+        """Returns the number by kind id at which to begin; an empty mapping to search all jobs."""
         now = time.monotonic()
         if now - self._everywhere_at < EVERYWHERE_SECONDS:
             return self._since
@@ -469,7 +469,9 @@ class Worker:
         self._sight.look_everywhere()
 
     def _sleep(self) -> None:
-        """Closes the connection until there may be work, for a day at most; extends the lease for that time."""
+        """Closes the connection until there may be work, for a day at most; extends the lease for
+        that time.
+        """
         seconds_max = WORKER_ASLEEP_SECONDS if is_shared(self._objects) else 2 * ASK_SECONDS
         self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
         self._line.disconnect()

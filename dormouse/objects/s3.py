@@ -316,7 +316,7 @@ class S3Store:
 
 
 class _Raw(io.RawIOBase):
-    """A raw Python file over obstore's reader, so that pyarrow and other libraries can read and seek in it."""
+    """A raw Python file over obstore's reader, in which pyarrow and other libraries can read and seek."""
 
     def __init__(self, source: obstore.ReadableFile, errors: Any) -> None:
         self._source = source
