@@ -134,7 +134,7 @@ class Question:
 def select_list(schema: Schema, **computed: str) -> str:
     """Returns a table's columns for a SELECT of DuckDB, cast to their types.
 
-    `computed` has expressions for columns that the source lacks.
+    `computed` has the expressions of columns that DuckDB must compute.
     """
     return ", ".join(
         f"({computed.get(field.name, field.name)})::{_DUCKDB_TYPES[field.type]} as {field.name}"

@@ -167,8 +167,8 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
 def _split(context: TableContext) -> bool:
     """Splits leaves in rounds, until a round finds nothing to do or `SPLIT_ROUNDS_MAX` rounds are done.
 
-    If the table wants merges, they follow. Returns False if the last round failed to divide a leaf, or a
-    merge failed. Needs no executors.
+    Then runs a round of merges if the table wants merges. Returns False if the last round could not divide a
+    leaf, in which case no merges follow, or if a merge failed. Needs no executors.
     """
     name = context.table.name
     for number in range(1, SPLIT_ROUNDS_MAX + 1):

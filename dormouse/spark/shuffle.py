@@ -105,7 +105,7 @@ BLOB_BYTES = 16 * 1024 * 1024
 
 
 FILE, ROW_OF_FILE = "__file__", "__row_of_file__"
-"""The columns with the number of a row's file and the row's position in that file, if files have numbers."""
+"""The columns with a row's file and the row's position in that file, if files have numbers."""
 
 
 ROWS_OF_TASK_BITS = 40
