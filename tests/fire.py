@@ -27,7 +27,7 @@ WAIT_SECONDS_MAX = 120.0
 """A time that is far longer than any wait, because the machine may be busy."""
 
 References = dict[str, tuple[int, str | None]]
-"""For one partition, the row count and the job of each file to which the partition refers."""
+"""The files to which one partition refers, each with its row count and its job."""
 
 
 def partition_of(worker: int) -> str:

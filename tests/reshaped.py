@@ -90,7 +90,7 @@ class Shaped:
     model: Naive
     moments: dict[str, Naive] = field(default_factory=dict)
     deleted: dict[int, list[int]] = field(default_factory=dict)
-    """For each deletion, the ids of the columns in its condition."""
+    """The ids of the columns in the condition of each deletion."""
 
     @staticmethod
     def made(instance: Instance, schema: Schema, **options: Any) -> Shaped:

@@ -51,7 +51,7 @@ TOLD_RECEIVES_MAX = 3
 """The number of receives from which CloudWatch's age of the oldest message omits a message."""
 MAPPING_SECONDS = 60.0
 TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
-"""For a changing state of a cluster, its seconds and the next state.
+"""The seconds that a changing state of a cluster lasts, and the next state.
 
 Other changing states end as `available` after half an hour.
 """
@@ -122,7 +122,7 @@ class Weeks:
     """True if CloudFormation rolls every update back."""
 
     updated: dict[str, list[float]] = field(default_factory=lambda: {one: [-DAY] for one in SLEEPERS})
-    """For each sleeper, the times at which updates of its stack began."""
+    """The times at which updates of a sleeper's stack began, by sleeper."""
 
     tells_ages: bool = True
     """True if CloudWatch returns the age of messages."""

@@ -206,7 +206,7 @@ def errors_of_checks(lake: Instance) -> dict[str, str | None]:
 
 @pytest.mark.slow
 def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, objects: Path) -> None:
-    """As long as there are few tables, each table is checked every day."""
+    """Each table is checked every day while there are few tables."""
     lake.maintain(once=True)
     [(kind, error)] = errors_of_checks(lake).items()
     assert (kind[:6], error) == ("check ", None)

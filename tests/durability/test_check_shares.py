@@ -129,7 +129,7 @@ def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Insta
 
 @pytest.mark.slow
 def test_the_single_round_of_older_versions_is_divided_into_shares(instance: Instance, days: Days) -> None:
-    """If the old single round had failed, each share counts as failed until it is checked."""
+    """Each share counts as failed until it is checked, if the old single round had failed."""
     text = "insert into instance_round values ('check', now(), now(), %s, null) returning 1"
     query(instance._supplier, text, "it was so")
     lost, _ = lose_a_file(instance, "t3")

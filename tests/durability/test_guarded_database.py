@@ -52,7 +52,7 @@ def test_a_change_is_refused_while_the_instance_is_paused(
 
 
 def test_a_rollback_is_allowed_while_paused(cloudformation: CloudFormation, aws: Aws) -> None:
-    """If the rollback were refused, the stack would stay in UPDATE_ROLLBACK_FAILED."""
+    """A refused rollback would leave the stack in UPDATE_ROLLBACK_FAILED."""
     aws.state, aws.stack_status = "paused", "UPDATE_ROLLBACK_IN_PROGRESS"
     guard(event(cloudformation, "Update"), Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
@@ -72,7 +72,7 @@ def test_a_database_may_be_restored_from_a_snapshot_while_paused(
 def test_removing_the_snapshot_setting_is_refused(
     cloudformation: CloudFormation, aws: Aws, state: str
 ) -> None:
-    """Without the setting, CloudFormation would create an empty database. A rollback is allowed."""
+    """CloudFormation would create an empty database without the setting. A rollback is allowed."""
     aws.state = state
     guard(event(cloudformation, "Update", before="arn:old"), Context())
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"

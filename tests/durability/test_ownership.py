@@ -369,7 +369,7 @@ def test_a_clone_that_differs_only_in_its_endpoint_is_a_copy(
 
 
 def test_facts_that_a_role_may_not_read_are_left_out(dsn: str, url: str) -> None:
-    """For a role that may not call pg_control_system, only the store's incarnation is compared."""
+    """Only the store's incarnation is compared for a role that may not call pg_control_system."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("create role plain nologin")
         try:

@@ -172,7 +172,7 @@ def test_a_version_before_a_retype_is_read_by_old_and_new_readers(instance: Inst
 def test_a_row_is_read_at_one_moment(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch, name: str, expected: object
 ) -> None:
-    """If another change commits between two queries of the database, the row must not mix two versions."""
+    """The row must not mix two versions if a change commits between two queries of the database."""
     look, is_changed = getattr(rows.store, name), []
 
     def changed_after(*given: Any) -> Any:

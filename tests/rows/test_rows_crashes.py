@@ -104,7 +104,7 @@ def test_a_repeated_change_changes_nothing_and_returns_the_first_result(rows: Ro
 
 
 def test_a_change_id_with_another_change_is_refused(rows: RowTable, tmp_path: Path) -> None:
-    """If the change were not refused, it would be lost silently."""
+    """An accepted change would be lost silently, because its id counts as applied."""
     file = tmp_path / "rows.csv"
     file.write_text("n\n8\n", "utf-8")
     asked: dict[str, Any] = {

@@ -229,7 +229,7 @@ def refused(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
 
 
 def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
-    """In a file with ids, rows without an id are inserted, and rows of only id and version are deleted."""
+    """The file has ids: rows without an id are inserted, and rows of only id and version are deleted."""
     path = write(b'ROW_ID,row_version,n,name\n4,9,1,a\n,,,"b"\n5,2\n6,3\n7,1,2,""\n')
     found = loaded(path)
     assert [one.ids.tolist() for one in found] == [[4, 0], [5, 6], [7]]

@@ -26,7 +26,7 @@ def deleted(path: Path, content: bytes) -> list[int]:
 def test_a_file_that_breaks_off_in_a_row_deletes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
-    """In some cases, the end of the file is read in another block."""
+    """The end of the file is read in another block in some cases."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     with pytest.raises(
         InvalidData, match=r"the file ends in the middle of it: it has 2 cells, not 3 .* no line end"

@@ -287,7 +287,7 @@ def test_locate_finds_the_rows_with_the_given_keys(instance: Instance, table: Ro
 def test_a_repeated_query_rarely_looks_for_its_job(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In some cases, the job fails each time."""
+    """The job fails each time in some cases."""
     looks = 0
     status = JobStore.status
 

@@ -269,7 +269,7 @@ def test_a_parameter_with_too_many_digits_is_refused() -> None:
 
 
 def test_long_texts_are_not_cached() -> None:
-    """If they were cached, long lists of ids that differ each time would fill the memory."""
+    """Cached lists of ids, long and different each time, would fill the memory."""
     listed = ", ".join(map(str, range(5_000)))
     before = statements._cached.cache_info().currsize
     for text, values in (

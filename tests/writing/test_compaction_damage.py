@@ -158,7 +158,7 @@ def test_remote_inputs_are_fetched_once(
 def test_remote_inputs_too_large_to_copy_are_verified_during_the_merge(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
 ) -> None:
-    """If the merge fails because of the damage, its error names the damage, too."""
+    """The error of a merge that fails because of the damage names the damage, too."""
     monkeypatch.setattr(compaction_job, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
     table = ingested(new_table)
     [damaged, _] = names(table)

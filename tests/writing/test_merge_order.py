@@ -42,7 +42,7 @@ TRANSFORMS = [{}, {"aggregate": "sum(v)"}, {"filter": "age_off(v, 90000000000000
 def test_files_with_a_constant_first_key_are_merged_in_the_order_of_all_keys(
     tmp_path: Path, first: DataType, properties: dict[str, Any]
 ) -> None:
-    """As after a split, each file has one value of the first key, and a region limits this key."""
+    """Each file has one value of the first key, and a region limits this key, as after a split."""
     schema = Schema([Field("a", first), Field("b", LONG)], values=[Field("v", LONG)])
     objects = open_store(tmp_path / "in")
     *constants, end = ABOVE[first]
