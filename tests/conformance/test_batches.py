@@ -172,7 +172,7 @@ def test_an_id_is_free_while_its_commit_is_refused(store: FileReferenceStore, ki
 
 
 def test_empty_commits_are_applied(store: FileReferenceStore) -> None:
-    """Of all empty commits, only an ingest without files is recorded."""
+    """Only one kind of empty commit is recorded: an ingest without files."""
     for kind in KINDS:
         assert store.apply(kind, []) == []
         assert states(store.apply(kind, [Commit([]), Commit([], kind)])) == ["applied", "applied"]

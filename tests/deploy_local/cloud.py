@@ -66,9 +66,7 @@ class Cloud:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """The environment variables for deploying: credentials of the account itself, all services on
-        loopback.
-        """
+        """The environment variables for deploying: the account's credentials, services on loopback."""
         return {
             **self._bare_environment,
             "AWS_ENDPOINT_URL": self.url("aws"),

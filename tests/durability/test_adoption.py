@@ -103,7 +103,7 @@ def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.slow
 def test_an_adoption_waits_for_a_running_deletion(dsn: str, url: str, copy: str) -> None:
-    """Without this wait, the deletion could delete files that the adopted database needs."""
+    """The deletion could otherwise delete files that the adopted database needs."""
     reported: list[str] = []
     with frozen(dsn, url) as process:
         before = data(url)

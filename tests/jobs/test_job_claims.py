@@ -358,7 +358,7 @@ def test_a_worker_frozen_while_it_ends_jobs_is_found_dead(
 def test_a_worker_that_cannot_register_yet_tries_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one case, the registration succeeded although its answer was lost."""
+    """The registration succeeded in one case, although its answer was lost."""
     register, failures = Claims.register, iter(range(1))
 
     def lose(*given: Any) -> None:

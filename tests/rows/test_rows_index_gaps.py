@@ -47,7 +47,7 @@ def rows(instance: Instance) -> RowTable:
 def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """The row changes twice between two updates of the index. No page shows it after the first change only."""
+    """A row changes twice between two updates of the index. No page shows it after only the first change."""
     query_when_ready(rows, TEXT)
     changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
     rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])
