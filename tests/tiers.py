@@ -1,8 +1,8 @@
 """The choice of tests that only the slow tier runs.
 
-The fast tier runs a test on one layout if it has all layouts, only a few cases of tests with many cases, and
-each case once if a test combines cases. Both tiers run the conformance suite on all layouts, but the fast
-tier runs it with serializable isolation on only one.
+The fast tier runs a test for all layouts on only one of them. It runs only a few cases of tests with many
+cases. If a test combines cases, it runs each case once. Both tiers run the conformance suite on all layouts,
+but the fast tier runs it with serializable isolation on only one.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def connect(
 ) -> Client:
     """Returns a client for the query service at a URL, without connecting yet.
 
-    `token` is the secret that the service demands, `ca` a file of certificates to trust instead of the
-    system's, and `timeout_seconds` how long the service may be silent. Raises `InvalidInput`.
+    `token` is the secret that the service demands. `ca` is a file of certificates to trust instead of the
+    system's. `timeout_seconds` is the time for which the service may be silent. Raises `InvalidInput`.
     """
     return Client(Http(url, token, ca, timeout_seconds))
 

@@ -146,9 +146,7 @@ class FileReferenceNotAssignedToJob(FileReferenceError):
 
 
 class DeletionsNotApplied(FileReferenceError):
-    """A deletion of the file's rows is pending, and the job does not know it, as an older Dormouse
-    took it.
-    """
+    """A deletion of the file's rows is pending; the job, of an older Dormouse, did not apply the deletion."""
 
 
 class PartitionForgotten(FileReferenceError):

@@ -101,7 +101,7 @@ class JobStore:
         - `InvalidInput`.
         - `InvalidPayload` for a request that is no JSON value.
         - `JobIdTaken` for the id of a job of another kind or owner.
-        - `CommitIdReused` for the id of a job with another request, if that job still exists.
+        - `CommitIdReused` for the id of a job with another request, if the job's request still exists.
 
         After `CommitOutcomeUnknown`, call `start` again with the same id.
         """
@@ -157,8 +157,9 @@ class JobStore:
     def result(self, job_id: str, owner: str | None = None) -> Any:
         """Returns the result of a job's function.
 
-        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` with the message and the `data` of
-        the error, and the errors of the payload store if the result no longer exists.
+        Raises `JobNotFound`, `JobNotEnded` or `JobCancelled`. A failed job raises `JobFailed`, with the
+        message and the `data` of the function's error. If the result no longer exists, raises the error of
+        the payload store.
         """
         job = self._found(job_id, owner)
         if not job.has_ended:

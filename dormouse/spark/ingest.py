@@ -1,8 +1,9 @@
 """Bulk ingest: Spark moves rows to their leaves as compressed Arrow blobs; tasks sort and write them.
 
-Rows stay columnar from end to end. The first stage finds each row's leaf and cuts each chunk of rows into one
-blob for each target, so that Spark's shuffle moves a few large blobs instead of many rows. The second stage
-sorts the rows of its leaves in bounded memory, spills if needed, and writes their files. The driver commits.
+Rows stay columnar from end to end. The first stage finds the leaf of each row. It cuts each chunk of rows
+into one blob for each target. So Spark's shuffle moves a few large blobs instead of many rows. The second
+stage sorts the rows of its leaves in bounded memory, spills if needed, and writes their files. The driver
+commits.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def test_a_fold_looks_up_the_writes_of_each_batch_alone(
 
 @pytest.mark.slow
 def test_a_write_that_was_not_mirrored_fails_the_fold(instance: Instance, model: Model) -> None:
-    """In one case, the write comes before the verification, and the comparison of blocks skips its key."""
+    """The write comes before the verification in one case. The comparison of blocks then skips its key."""
     cooling.offload(tools(instance), None, False)
 
     def lose(step: str) -> None:
