@@ -56,10 +56,10 @@ class Line:
 
 
 class CuttingProxy:
-    """A proxy in which a function decides how many bytes pass.
+    """A proxy in front of a server that cuts connections after some bytes.
 
-    The proxy calls `new_passes` for each direction of each connection to get that function. At the end of a
-    connection, `vanishes` decides if the peer only stops answering, instead of closing.
+    Each direction of a connection gets a function from `new_passes`, which decides how many bytes pass. When
+    a connection is to be cut, `vanishes` decides if the peer stops answering instead of closing.
     """
 
     def __init__(

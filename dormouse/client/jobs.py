@@ -58,7 +58,7 @@ class RemoteJobs:
         limit: int = 100,
         after: Job | None = None,
     ) -> list[Job]:
-        """Returns the unfinished jobs, newest first, then the finished jobs, the last to end first.
+        """Returns the unfinished jobs, newest first, then the finished jobs, the last finished one first.
 
         Pass the last job of a page as `after` for the next page.
         """

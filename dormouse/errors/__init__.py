@@ -125,7 +125,7 @@ class CutExpired(DormouseError):
 
 
 class ConsumerExpired(CutExpired):
-    """A consumer acknowledged nothing for so long that its files were deleted."""
+    """A consumer acknowledged nothing for so long that its files are no longer kept for it."""
 
     consumer = ErrorField[str]()
 

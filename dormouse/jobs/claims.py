@@ -249,9 +249,10 @@ class Claims:
     ) -> list[Claim]:
         """Claims jobs; returns them in the order of their start. Claims none if the worker was found dead.
 
-        - `free`: the number of jobs to claim at most, by kind.
-        - `since`: the number of the job from which to search, by kind.
-        - `limited`: claims only kinds with a limit, and may raise `KindsBusy`; else only the other kinds.
+        - `free`: the largest number of jobs to claim of each kind.
+        - `since`: the number of the job at which to begin the search, for each kind.
+        - `limited`: True claims only kinds with a limit, and may raise `KindsBusy`; False claims only other
+          kinds.
         """
         values = {
             "worker_id": worker_id,

@@ -189,7 +189,7 @@ def job_key(job_id: object) -> uuid.UUID:
 
 
 def check_new_id(job_id: object) -> None:
-    """Raises an error for an id that a new job cannot have.
+    """Raises `InvalidInput` for an id that a new job cannot have.
 
     A job that an earlier version started under such an id can still be read.
     """

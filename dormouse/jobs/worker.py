@@ -51,7 +51,7 @@ from dormouse.postgres.listening import Listening
 
 
 class Threads:
-    """Threads that run work at once, in a free thread or a new one; the caller limits their number.
+    """A pool of threads. Work starts at once, in a free thread or a new one; the caller limits their number.
 
     A thread whose work never returns is replaced by a new one.
     """

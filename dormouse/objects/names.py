@@ -77,7 +77,9 @@ SKETCHES_SUFFIX = ".sketches"
 """The suffix of the object beside a file that holds its sketches."""
 
 PARQUET_SUFFIX = ".v2.parquet"
-"""The suffix of files whose DOUBLE columns have no minimum and maximum; in older ones, they ignore NaN."""
+"""The suffix of files that have no minimum and maximum for DOUBLE columns. Older files have them, without
+NaN.
+"""
 
 ROW_FILES = "row_files"
 """The folder of the files that cells of row tables refer to, by the table's UUID."""

@@ -102,7 +102,7 @@ def spill_folder(part: str) -> str:
 def private_folders(
     name: str, owner: os.stat_result | None = None, above: Path | None = None
 ) -> Iterator[Path]:
-    """Yields a user's private folders of one kind; makes the first if its name is free."""
+    """Yields the private folders of a user that are of one kind. Makes the first one if its name is free."""
     own = (Path(tempfile.gettempdir()) if above is None else above) / f"{name}-{_uid(owner)}"
     if make_private(own, owner):
         yield own

@@ -191,7 +191,10 @@ def send_again(
 
 
 def wait(cloud: Cloud, look: Callable[[], str]) -> None:
-    """Waits until `look` returns an empty string. Before each further look, visibility timeouts end."""
+    """Waits until `look` returns an empty string.
+
+    Before each further call, all visibility timeouts of the emulator end.
+    """
     wait_for(look, lambda: cloud.ask("/time"))
 
 

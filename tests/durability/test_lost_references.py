@@ -285,7 +285,9 @@ ADDED = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("added", ["35 days ago", "29 days ago, 00:10"], ids=["before", "clock set back"])
 def test_dropping_days_of_the_removal_log_loses_nothing(lake: Instance, added: str) -> None:
-    """The log lacks the removals of long ago, so references that old count as added before the log."""
+    """The log drops days of old removals. The file was added before these days, or by a clock that was set
+    back.
+    """
     table, name, leaf = lake.table("t"), shared_file(lake), names_of_leaves(lake)[0]
     query(lake._supplier, "update instance set removals_since = now() - interval '40 days'")
     days, _, hour = added.partition(" days ago")
