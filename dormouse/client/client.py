@@ -138,7 +138,7 @@ class Client:
         as_of: When | None = None,
         verify: bool = False,
     ) -> AnswerReader:
-        """Returns the answer of a SELECT over the instance's tables, streamed, as `Instance.sql` does.
+        """Returns the answer of a SELECT over the instance's tables, as a stream. See `Instance.sql`.
 
         Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """

@@ -65,7 +65,7 @@ class RemoteRowTable(Container):
         )
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
-        """Returns the answer of a SELECT over this and the instance's other tables, as `Client.sql` does."""
+        """Returns the answer of a SELECT over this and the instance's other tables. See `Client.sql`."""
         return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
@@ -184,9 +184,9 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
         wait_seconds: float | None = None,
     ) -> Changed:
-        """Updates rows that match by some columns and inserts the others, as `RowTable.upsert` does.
+        """Updates the rows that some columns identify, and inserts the other rows. See `RowTable.upsert`.
 
-        `wait_seconds` is as for `change`.
+        `wait_seconds` has the meaning that it has for `change`.
         """
         return self._changed(rows_verbs.UPSERT, of_call(locals()))
 
@@ -198,7 +198,7 @@ class RemoteRowTable(Container):
         whole: bool = False,
         **how: Unpack[TextOptions],
     ) -> CsvPreview:
-        """Returns the detected columns and format of a file, as `RowTable.preview_csv` does."""
+        """Returns the detected columns and format of a file. See `RowTable.preview_csv`."""
         return preview_csv(self._http, path, rows=rows, whole=whole, **how)
 
     def upload_csv(
@@ -213,9 +213,9 @@ class RemoteRowTable(Container):
         progress: Progress = no_progress,
         **how: Unpack[TextOptions],
     ) -> Changed:
-        """Makes the change in a CSV or TSV file, all of it or nothing, as `RowTable.upload_csv` does.
+        """Makes the changes that a CSV or TSV file has: all of them, or none. See `RowTable.upload_csv`.
 
-        `wait_seconds` is as for `change`.
+        `wait_seconds` has the meaning that it has for `change`.
         """
         given = json_of(rows_verbs.UPLOAD.request, of_call(locals(), "path", "progress", "how"))
         given |= {} if columns is None else {"columns": ",".join(columns)}
@@ -236,7 +236,7 @@ class RemoteRowTable(Container):
     ) -> int:
         """Writes the rows of the table or of a query to a CSV or TSV file, which is complete or absent.
 
-        Returns the number of rows, as `RowTable.download_csv` does.
+        Returns the number of rows. See `RowTable.download_csv`.
         """
         which = json_of(rows_verbs.RowDownloadRequest, of_call(locals(), "path"))
         which |= {} if parameters is None else {"parameters": json.dumps(which["parameters"])}
@@ -247,14 +247,14 @@ class RemoteRowTable(Container):
         return sum(lines) - header
 
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
-        """Sends a file; returns the value for a FILE cell, as `RowTable.put_file` does."""
+        """Sends a file; returns the value for a FILE cell. See `RowTable.put_file`."""
         asked = self._path("files", name=name or Path(fspath(path)).name)
         return str(self._http.send_file(asked, _chunks(path), "application/octet-stream")["file"])
 
     def save_file(
         self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
     ) -> Path:
-        """Writes the bytes of a FILE cell to a file, complete or absent, as `RowTable.save_file` does."""
+        """Writes the bytes of a FILE cell to a file, complete or absent. See `RowTable.save_file`."""
         asked = self._path("rows", str(row_id), "files", column, version=version)
         return self._saved(asked, "*/*", path)
 
