@@ -57,9 +57,7 @@ class PayloadDayBusy(DormouseError):
 
 
 class PayloadsDiffer(DormouseError):
-    """The copy of a payload day differs from the day, and did not replace it; `keys` has the first
-    differences.
-    """
+    """A day's copy differs from the day, and did not replace it; `keys` has the first differing keys."""
 
     keys: tuple[Any, ...] = ()
 

@@ -146,7 +146,7 @@ class FileReferenceNotAssignedToJob(FileReferenceError):
 
 
 class DeletionsNotApplied(FileReferenceError):
-    """A deletion of the file's rows is pending; the job, of an older Dormouse, did not apply the deletion."""
+    """A deletion of the file's rows is pending, and the job, of an older Dormouse, does not know it."""
 
 
 class PartitionForgotten(FileReferenceError):
