@@ -256,8 +256,7 @@ class Table(Container):
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` are the columns to read.
         Conditions on row keys limit the files that are read. NaN is the largest double. The first `offset`
-        rows are skipped. With `descending`, DuckDB sorts the rows so that the largest keys come first. It
-        runs in the processes `sessions`, by default in this one.
+        rows are skipped. With `descending`, DuckDB sorts the largest keys first, in one of `sessions`.
 
         `as_of` reads the rows of another moment, with all commits up to it: a cut, a cut's name, or an aware
         datetime. Another thread ends the reading with `interruption.set()`. Raises `InvalidQuery`,

@@ -176,10 +176,7 @@ class TreeArrays:
         )
 
     def at(self, node: int, epoch: int) -> int:
-        """Returns the node that was in the place of `node` at an older epoch, or NONE.
-
-        It follows `replaced` back until it finds a node that existed then.
-        """
+        """Returns the node in the place of `node` at an older epoch, back along `replaced`, or NONE."""
         created = self.created_epoch
         while node != NONE and created[node] > epoch:
             node = self.replaced.get(node, NONE)
@@ -408,10 +405,7 @@ class PartitionTree:
         return self.arrays.parent[node]
 
     def children(self, node: int) -> tuple[int, int] | None:
-        """Returns the nodes of the left and the right child, or None for a leaf.
-
-        A child that is missing from a partial tree is -1.
-        """
+        """Returns the nodes of both children, -1 for one that a partial tree lacks; None for a leaf."""
         arrays = self.arrays
         if not 0 <= arrays.sealed_epoch[node] <= self.epoch:
             return None
@@ -538,11 +532,7 @@ def outline(tree: PartitionTree, leaves_max: int) -> list[Branch]:
 def split_partition(
     schema: Schema, partition: Partition, split: Split, left_id: str, right_id: str
 ) -> tuple[Partition, Partition, Partition]:
-    """Returns the divided partition, its left child and its right child.
-
-    Raises `InvalidRange` for a field that is no row key or a point outside the region, and `InvalidKey` for a
-    point of another type.
-    """
+    """Returns the divided partition and both its children. Raises `InvalidRange` or `InvalidKey`."""
     if split.field not in schema.row_key_names:
         keys = ", ".join(schema.row_key_names)
         raise InvalidRange(f"{split.field!r} is not a row key; partitions split on {keys}")
@@ -559,10 +549,7 @@ def split_partition(
 def tree_from_split_points(
     schema: Schema, points: Sequence[KeyValue], new_id: Callable[[], str]
 ) -> list[Partition]:
-    """Returns the partitions of a balanced tree, divided at the given points of the first row key.
-
-    Raises `InvalidRange` unless the points ascend strictly and are values of that key.
-    """
+    """Returns a balanced tree, divided at strictly ascending values of the first row key."""
     field = schema.row_keys[0]
     if isinstance(points, str | bytes) or not isinstance(points, Sequence):
         raise InvalidRange(f"split points must be a list, not {points!r}")

@@ -138,7 +138,7 @@ class TableProperties(BaseModel):
     )
     compaction_strategy: Literal["size_ratio", "basic"] = Option(
         "size_ratio",
-        description="size_ratio: a job merges files of similar size; basic: it merges the oldest files",
+        description="size_ratio: a job merges files of similar size; basic: it merges the smallest files",
     )
     compaction_batch_files: int = Option(12, ge=2, le=INT_MAX, description="files merged by one job, at most")
     size_ratio: float = Option(

@@ -50,29 +50,19 @@ SHORT = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSA
 """The limits for commits, row changes, cuts, claims and leases: statements that find rows by keys."""
 
 COMMIT = {IDLE: 15 * _SECOND, LOCK: 3 * _SECOND, TRANSACTION: 5 * _MINUTE}
-"""The limits for a committer's batch. Its waits for locks are short, so that one busy table stops no others.
-"""
+"""The limits for a committer's batch, with short waits for locks: one busy table stops no others."""
 
 ALONE = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""The limits for deletions, conversions, drops, changes of columns and migrations.
-
-One statement may rewrite a whole table.
-"""
+"""The limits for deletions, conversions, drops and migrations: one statement may rewrite a whole table."""
 
 LONG = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""The limits for splits, restores, scans and snapshots.
-
-Between statements, the process computes with the rows that it has read.
-"""
+"""The limits for splits, restores and scans: the process computes with rows between its statements."""
 
 PAGED = {IDLE: 10 * _MINUTE, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 24 * _HOUR}
 """The limits for reads page by page, which lock no rows. The reader may do other work between pages."""
 
 KEPT = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 0}
-"""The limits for a lock that a process keeps during a long job.
-
-Meanwhile the process sends a statement every `KEPT_PULSE_SECONDS`.
-"""
+"""The limits for a lock that a process keeps, with a statement every `KEPT_PULSE_SECONDS`."""
 # fmt: on
 
 KEPT_PULSE_SECONDS = 10.0
@@ -186,10 +176,7 @@ class SessionLimits:
     """The names of the limits that the caller gave to the supplier. The caller handles their errors."""
 
     def local(self, kind: Limits | None = None, *, lock_ms: int | None = None) -> str:
-        """Returns the SQL that sets the limits of a kind of work after BEGIN.
-
-        Returns an empty string if the session has these limits already.
-        """
+        """Returns the SQL after BEGIN that sets a kind's limits; empty if the session has them already."""
         wanted = self.usual if kind is None else {**self.usual, **kind}
         if lock_ms is not None:
             wanted = {**wanted, LOCK: lock_ms}
@@ -235,10 +222,7 @@ def by_token(conninfo: str, region: str) -> str:
 
 
 def with_token(conninfo: str) -> str:
-    """Returns the connection string with a fresh IAM token as password, if it is marked for IAM.
-
-    Raises InstanceError without AWS credentials.
-    """
+    """Returns the connection string, with a fresh token if it is for IAM. Raises InstanceError."""
     if _PLACEHOLDER not in conninfo:
         return conninfo
     given = conninfo_to_dict(conninfo)
@@ -254,10 +238,7 @@ def with_token(conninfo: str) -> str:
 
 
 def is_by_rds_proxy(conninfo: str) -> bool:
-    """Returns whether the connection leads through an RDS Proxy.
-
-    An RDS Proxy, unlike other poolers, keeps the prepared statements of its clients apart.
-    """
+    """Returns whether the connection leads through an RDS Proxy, which keeps prepared statements apart."""
     return _PLACEHOLDER in conninfo and _BY_PROXY in conninfo
 
 
@@ -293,10 +274,7 @@ def _session() -> Any:
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A connection with the thread that uses it, and the times when it was opened and last given back.
-
-    The times are of `time.monotonic`.
-    """
+    """A connection with its thread, and the times (`time.monotonic`) of its opening and last return."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -550,10 +528,7 @@ class Lines:
 
     @property
     def top(self) -> Lines:
-        """The lines of the supplier from which all others were derived.
-
-        They have all connections of a thread, which may use several of these suppliers.
-        """
+        """The lines of the supplier from which the others derive, with all connections of each thread."""
         return self if self._above is None else self._above.top
 
     def add(self, conn: Connection) -> None:
@@ -572,10 +547,7 @@ class Lines:
             self._above.check()
 
     def cut(self, threads: Collection[int] | None = None) -> bool:
-        """Cuts the connections that are lent to these threads (by id), or to any thread.
-
-        Returns whether there were such connections.
-        """
+        """Cuts connections lent to these threads (by id), or to any; returns whether there were some."""
         lent = self._lent(threads)
         for conn in lent:
             conn.cut()
