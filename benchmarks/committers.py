@@ -28,7 +28,7 @@ PRELOAD = ("benchmarks.committers",)
 
 @dataclass
 class Storm:
-    """The results of the calls that committers made together."""
+    """The results of a storm: of the calls that many committers made at the same time."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -61,13 +61,13 @@ def merged(parts: Sequence[Storm]) -> Storm:
 
 
 def deal(jobs: Sequence[int], committers: int) -> list[list[int]]:
-    """Distributes the jobs; returns those of each committer, without committers that have none."""
+    """Distributes the jobs; returns the jobs of each committer. Committers without jobs are left out."""
     count = min(len(jobs), committers)
     return [list(jobs[first::count]) for first in range(count)]
 
 
 class Committers:
-    """The processes of the committers. They run until all storms are over."""
+    """The processes of the committers. They run until all calls of `storm` are over."""
 
     def __init__(self, processes: Sequence[Remote]) -> None:
         self._processes = processes

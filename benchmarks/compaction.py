@@ -51,11 +51,11 @@ class Plan:
 
 
 Action = Callable[[], int]
-"""The timed work; returns the number of rows that it wrote."""
+"""A function that does the timed work and returns the number of rows that it wrote."""
 
 
 def timed(prepare: Callable[[], Action]) -> tuple[int, float]:
-    """Prepares and runs an action; returns its rows and its seconds, without those of the preparation."""
+    """Prepares and runs an action; returns its number of rows and its seconds, without the preparation."""
     action = prepare()
     began = time.perf_counter()
     rows = action()
@@ -65,9 +65,10 @@ def timed(prepare: Callable[[], Action]) -> tuple[int, float]:
 def throughput(
     sides: Mapping[str, Callable[[], tuple[int, float]]], rounds: int, rows: int
 ) -> tuple[dict[str, list[float]], Figures]:
-    """Runs the sides in alternation; returns the seconds of each counted round by side, and the figures.
+    """Runs the compared systems in alternation.
 
-    The first round warms up and does not count. Raises RuntimeError if a side writes other than `rows` rows.
+    Returns the seconds of each counted round by system, and the figures. The first round warms up and does
+    not count. Raises RuntimeError if a system does not write exactly `rows` rows.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number, name in turns(list(sides), rounds + 1):
@@ -123,7 +124,7 @@ def _rows(seed: int, rows: int) -> Any:
 
 
 def measure(plan: Plan, _: Tell) -> Figures:
-    """Measures every side in a separate process."""
+    """Measures every system in a separate process."""
     total = plan.files * plan.rows
     with temporary_folder() as folder:
         make_files(folder, plan.files, plan.rows)
@@ -139,7 +140,7 @@ def measure(plan: Plan, _: Tell) -> Figures:
 
 
 class _Sampled:
-    """A side in another process, with its peak memory while it ran."""
+    """A compared system in another process. `run` runs it once, and `peak_bytes` is its peak memory."""
 
     def __init__(self, worker: Remote) -> None:
         self._worker = worker
@@ -181,10 +182,10 @@ def _dormouse(folder: Path) -> Callable[[], Action]:
 
 
 def _datafusion(folder: Path) -> Callable[[], Action]:
-    """Returns DataFusion's side.
+    """Returns a function that prepares DataFusion's compaction.
 
-    The declared order and one stream per file make DataFusion merge instead of sort. All other settings are
-    the defaults.
+    Because the order is declared and each file is one stream, DataFusion merges the files instead of sorting.
+    All other settings are the defaults.
     """
     from datafusion import SessionConfig, SessionContext
 
@@ -238,7 +239,7 @@ def _spark(folder: Path) -> Callable[[], Action]:
 
 
 def _replacing(output: Path, action: Action) -> Callable[[], Action]:
-    """Returns a preparation that deletes the output of the last run."""
+    """Returns a function that deletes the output of the last run and then returns `action`."""
 
     def prepare() -> Action:
         if output.is_dir():

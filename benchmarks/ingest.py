@@ -64,7 +64,7 @@ def make_source(folder: Path, rows: int) -> None:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Measures every side in this process, because all share the Spark session."""
+    """Measures every way to ingest in this process, because all share the Spark session."""
     from dormouse.spark.session import spark_session
 
     rows = plan.rows // FILES * FILES
@@ -94,7 +94,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _dormouse(instance: Instance, data: DataFrame | str) -> Callable[[], Action]:
-    """Returns Dormouse's side, which drops the last table and ingests into a new one in each run."""
+    """Returns a function that prepares an ingest by Dormouse: it replaces the last table by a new one."""
     step = 10_000 // PARTITIONS
     points = [f"Supplier#{number:09d}" for number in range(step, step * PARTITIONS, step)]
     numbers = count()

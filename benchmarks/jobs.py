@@ -3,8 +3,8 @@
 - Idle: the time from adding a job until a sleeping worker has claimed it, by the database's clock.
 - Busy: the jobs per second of a worker that runs several at once. All jobs are added before it begins.
 
-The sides alternate, both in this process and with durable commits. Dormouse's jobs have a request and a
-result, those of procrastinate have arguments.
+Dormouse and procrastinate alternate, both in this process and with durable commits. Dormouse's jobs have a
+request and a result, and those of procrastinate have arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dormouse.jobs import JobStore
 
 AT_ONCE = (1, 8, 64)
 REST_SECONDS = 0.05
-"""The pause between two jobs for an idle worker."""
+"""The pause before each job of the idle measurement, so that the worker sleeps."""
 
 SETTLE_SECONDS = 1.0
 WAIT_SECONDS_MAX = 60.0
@@ -56,7 +56,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Measures idle and then busy workers of both sides."""
+    """Measures idle and then busy workers, of Dormouse and of procrastinate."""
     logging.getLogger("procrastinate").setLevel(logging.ERROR)
     with own_place() as place:
         theirs = Procrastinate(place.create_database("procrastinate"))

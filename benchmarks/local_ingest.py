@@ -40,7 +40,10 @@ class Case:
 
 
 def measure(instance: Instance, folder: Path, cases: Sequence[Case], rounds: int, tell: Tell) -> Figures:
-    """Measures DuckDB's seconds ÷ ours for each case, and the smaller ratio of the cases of Parquet files."""
+    """Measures the ratio of DuckDB's seconds to Dormouse's for each case.
+
+    It also returns the smallest ratio of the cases with Parquet files.
+    """
     found: Figures = {}
     ratios: dict[str, float] = {}
     for case in cases:
@@ -71,7 +74,7 @@ def lineitem(folder: Path, rows: int) -> Case:
 
 
 def unsorted(folder: Path, rows: int) -> Case:
-    """Returns the case of the files in a folder, whose rows are in random order."""
+    """Returns a case with the files of a folder, whose rows are in random order."""
     return Case("unsorted", SCHEMA, [str(path) for path in sorted(folder.iterdir())], rows)
 
 
@@ -90,7 +93,7 @@ def many_files(folder: Path, files: int) -> Case:
 
 
 def _dormouse(instance: Instance, case: Case) -> Callable[[], Action]:
-    """Returns Dormouse's side, which ingests into a new table of one leaf in each run."""
+    """Returns a function that prepares an ingest by Dormouse, into a new table of one leaf each time."""
     numbers = count()
 
     def prepare() -> Action:

@@ -2,8 +2,8 @@
 
 Each behaviour runs a few times, so that the next call neither imports nor connects. `sys.setprofile` records
 that call in this thread and the threads that it starts. Only code of `dormouse/` counts. A room is a folder
-of `dormouse/`, or a folder in one that the architecture draws as a room. The numbers of files and lines and
-the longest chain of imports are read from the sources.
+of `dormouse/`, or a subfolder that the architecture draws as a room. The numbers of files and lines and the
+longest chain of imports come from the sources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dormouse.api.instance import Instance
 PACKAGE = Path(dm.__file__).parent
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
 INNER = {"reading/sql", "state/files", "state/commits", "state/history", "aws/schedules"}
-"""Folders of rooms that are rooms themselves."""
+"""The subfolders of rooms that are rooms themselves."""
 BEHAVIOURS = {
     "ingest": "table.ingest of 3 rows",
     "query_key": "table.query by key",
@@ -67,7 +67,7 @@ class Reached:
 
 
 def room_of(path: Path) -> str:
-    """Returns the room of a module, given from the package's folder on."""
+    """Returns the room of a module, whose path is relative to the package's folder."""
     parts = path.parts[:-1]
     inner = "/".join(parts[:2])
     return inner if inner in INNER else parts[0] if parts else path.stem
@@ -174,7 +174,7 @@ def module_of(path: Path) -> str:
 
 
 def imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yields the modules of Dormouse that a module imports, at once or later."""
+    """Yields the modules of Dormouse that a module imports, at its top or within functions."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):

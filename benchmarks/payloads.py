@@ -165,7 +165,7 @@ class Lake:
         }
 
     def copy(self) -> Figures:
-        """Copies the objects to S3, for reads. A fold does not change them."""
+        """Copies the objects to S3, to measure reads before the fold."""
         for name, _ in self._instance._objects.list("payloads"):
             self._copies.put(name, self._instance._objects.get(name))
         return {}
@@ -268,9 +268,9 @@ class Lake:
         return {"row_by_row_per_s": round(per_s), "vs_row_by_row": round(self._offload_per_s / per_s, 1)}
 
     def _fill(self, day: int, count: int) -> float:
-        """Puts payloads with two writers; returns the seconds of the puts alone.
+        """Puts payloads into a day with two writers; returns the seconds of the puts alone.
 
-        Remembers keys of day 0, which are read later.
+        It remembers keys of day 0, which `read` uses later.
         """
         made, chance = payloads(count, day), random.Random(7)
         share = min(1.0, 2 * self._plan.reads / count)

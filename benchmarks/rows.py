@@ -237,7 +237,7 @@ class Table:
 
 
 def _first_version(row_id: int) -> int:
-    """Returns the version of an uploaded row: an upload gives each block of 25,000 rows the next version."""
+    """Returns the version of an uploaded row. An upload gives one version to each block of 25,000 rows."""
     return 1 + (row_id - 1) // 25_000
 
 
@@ -266,7 +266,7 @@ class Writer:
         self._seconds = seconds
 
     def run(self, start: float) -> int:
-        """Changes the row from `start` on until time is up; returns the number of changes."""
+        """Changes the row again and again, from `start` on; returns the number of changes."""
         version = self._table.row(self._row_id)["ROW_VERSION"]
         wait_until(start)
         done = 0

@@ -54,7 +54,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Measures every side in this process, because all share the Spark session."""
+    """Measures all reads, writes and streams in this process, because all share the Spark session."""
     from dormouse.spark.session import spark_session
 
     rows = plan.rows // FILES * FILES
@@ -106,7 +106,7 @@ def _loaded(instance: Instance, folder: Path, name: str, leaves: int) -> Table:
 
 @dataclass(frozen=True)
 class _Reads:
-    """The sides of a read of a table with `leaves` leaves."""
+    """The compared ways to read a table with `leaves` leaves."""
 
     spark: SparkSession
     folder: Path
@@ -114,9 +114,10 @@ class _Reads:
     leaves: int
 
     def sides(self, question: str) -> Sides:
-        """Returns the sides of a question.
+        """Returns the compared ways to answer a question.
 
-        `all` reads all rows and `column` one column; `small` and `range` read the keys of one leaf.
+        The question `all` reads all rows, and `column` one column. `small` and `range` read the keys of one
+        leaf.
         """
         columns = [COLUMN] if question == "column" else None
         _, low, high, *_ = _points(self.leaves)
@@ -189,7 +190,10 @@ def _read_all(frame: DataFrame) -> None:
 
 
 def _compared(sides: Sides, rounds: int, key: str) -> Figures:
-    """Returns the seconds of each side and its speed ÷ Parquet's. The first round only warms up."""
+    """Returns the seconds of each way to read, and its speed divided by that of the Parquet reader.
+
+    The first round only warms up.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number, name in turns(list(sides), rounds + 1):
         began = time.perf_counter()

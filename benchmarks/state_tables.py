@@ -47,14 +47,14 @@ SCHEMA = Schema([Field("key", LONG)], [], [Field("value", LONG)])
 _CREATED_AT_ONCE = 50
 _LINES_AT_ONCE = 1_000
 _AUTOVACUUM_ROWS_MIN = 50
-"""The rows from which autovacuum vacuums and analyzes a table. It never does so for smaller tables."""
+"""The number of rows below which autovacuum never vacuums or analyzes a table."""
 
 _NULL = "\\N"
 _SQL = load(__file__, "state_tables")
 
 
 class Node(NamedTuple):
-    """A partition that covers the leaves with numbers from `first` to before `end`."""
+    """A partition that covers the leaves from number `first` to before number `end`."""
 
     partition_id: str
     parent_id: str | None
@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class StateTable:
-    """A table with leaves numbered from 0. Ids of partitions, jobs and commits follow from the number."""
+    """A table with leaves numbered from 0. A leaf's number determines its partition, job and commit ids."""
 
     record: TableRecord
     leaves: int
@@ -116,19 +116,19 @@ class StateTable:
         return str(self._id("commit", leaf))
 
     def ingests(self) -> list[str]:
-        """Returns the prefix of the files of each ingest."""
+        """Returns, for each ingest, the prefix of the names of its files."""
         prefix = self.record.object_prefix
         return [f"{prefix}{self._id('ingest', ingest)}/" for ingest in range(self.files_per_leaf)]
 
     def inputs(self, leaf: int) -> tuple[str, ...]:
-        """Returns the files of the leaf's job."""
+        """Returns the names of the files that the leaf's job merges."""
         name = "all" if self.one_file_per_ingest else self.partition_id(leaf)
         return tuple(f"{ingest}{name}.parquet" for ingest in self.ingests())
 
     def request(
         self, leaf: int, job_id: str | None = None, inputs: tuple[str, ...] | None = None
     ) -> ReplaceFileReferencesRequest:
-        """Returns the request of a finished compaction: of the leaf's job, or of another job and files."""
+        """Returns the request that commits a compaction: by default, the compaction of the leaf's job."""
         partition, job_id = self.partition_id(leaf), job_id or self.job_id(leaf)
         name = f"{self.record.object_prefix}{job_id}/{partition}.parquet"
         file = new_file(name, partition, keys_between(leaf, leaf + 1), self.files_per_leaf)
@@ -153,7 +153,7 @@ class StateTable:
 
 
 def new_file(name: str, partition_id: str, keys: tuple[bytes, bytes], inputs: int = 1) -> FileWithReferences:
-    """Returns a file of one partition, with the rows of `inputs` other files."""
+    """Returns a file of one partition, with as many rows as `inputs` other files."""
     rows = inputs * ROWS_PER_FILE
     return FileWithReferences(
         filename=name,
@@ -166,12 +166,12 @@ def new_file(name: str, partition_id: str, keys: tuple[bytes, bytes], inputs: in
 
 
 def key_at(leaf: int) -> bytes:
-    """Returns the first key of a leaf, as it is stored."""
+    """Returns the first key of a leaf, encoded."""
     return encode_value(LONG, leaf * KEYS_PER_LEAF)
 
 
 def keys_between(first: int, end: int) -> tuple[bytes, bytes]:
-    """Returns the smallest and the largest key of the leaves from `first` to before `end`."""
+    """Returns the smallest and the largest key of the leaves from `first` to before `end`, encoded."""
     return key_at(first), encode_value(LONG, end * KEYS_PER_LEAF - 1)
 
 
@@ -204,7 +204,7 @@ class Tables:
         return self._catalog.create(name, SCHEMA, TableProperties(**properties), layout)
 
     def make(self, name: str, leaves: int, layout: str = "file_table", **options: Any) -> StateTable:
-        """Makes a table; the options are those of `several`."""
+        """Makes a table. The options are the same as in `several`."""
         [table] = self.several([name], leaves, layout, **options)
         return table
 

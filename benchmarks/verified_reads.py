@@ -1,7 +1,7 @@
 """The cost of comparing digests in reads: a scan, a look-up of one key, and a sum in SQL.
 
 Each is measured without comparison, at the first read of the file in a process, and at a later read in the
-same process. The sides alternate in one process, on the only file of a table, with a warm page cache.
+same process. These cases alternate in one process, on the only file of a table, with a warm page cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Plan:
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Measures one kind of read after another. The three sides of each kind alternate."""
+    """Measures one kind of read after another. The three cases of each kind alternate."""
     found: Figures = {"rows": plan.files * plan.rows, "rounds": plan.rounds}
     with temporary_folder() as folder, dm.local(folder / "lake") as instance:
         tell("making files")
@@ -51,7 +51,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def kinds(table: Table, plan: Plan) -> dict[str, tuple[int, Callable[[bool], int]]]:
-    """Returns for each kind the rows of a read, and the function that reads. Its argument is `verify`."""
+    """Returns, for each kind of read, its number of rows, and the function that reads, given `verify`."""
     rows = plan.files * plan.rows
 
     def scan(verify: bool) -> int:
@@ -70,7 +70,7 @@ def kinds(table: Table, plan: Plan) -> dict[str, tuple[int, Callable[[bool], int
 
 
 def _prepared(side: str, read: Callable[[bool], int]) -> Action:
-    """Brings the process into the state in which a side begins; returns the action to time."""
+    """Prepares the process for a case, such as a first read; returns the action to be timed."""
     if side == "again":
         read(True)
     elif side == "first":

@@ -1,4 +1,4 @@
-"""The page about the command line, generated from its help."""
+"""The generator of the page about the command line, from the commands' help texts."""
 
 from __future__ import annotations
 

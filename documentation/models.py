@@ -78,7 +78,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Returns the docstring of each field that has one."""
     from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 
-    return extract_docstrings_from_cls(model)
+    return extract_docstrings_from_cls(model, use_inspect=True)
 
 
 def _allowed(field: Any) -> str:

@@ -25,7 +25,8 @@ OUTPUT = ROOT / "build" / "emr"
 LAUNCHER = Path(__file__).with_name("python")
 EXTRA = "query"
 BESIDE = ("botocore", "pandas")
-"""The packages for database tokens of IAM and for Arrow in Spark. EMR has both only for another Python."""
+"""The packages for IAM tokens of the database, and for Arrow in Spark. EMR has both only for another Python
+version."""
 
 PRUNED = ("pyarrow/include", "pyarrow/src", "pyarrow/*flight*", "numpy/f2py", "numpy/doc")
 BOTOCORE_DATA = {
@@ -35,7 +36,7 @@ BOTOCORE_DATA = {
     "sdk-default-configuration.json",
     "sts",
 }
-"""The data that credentials need. The rest describes hundreds of services."""
+"""The data of botocore that credentials need. The rest describes hundreds of services."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(architecture: Architecture, archive: Path, package: Path | None = None) -> int:
-    """Writes the archive, with a copy of the package, in one step. Returns its unpacked size in bytes."""
+    """Writes the archive, with a copy of the package dormouse. Returns the unpacked size in bytes.
+
+    The archive appears at its path only when it is complete.
+    """
     package = package or packages.home(ROOT) / "dormouse"
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dormouse-emr-") as folder:
@@ -84,7 +88,10 @@ def pins() -> list[str]:
 
 
 def _pack(root: Path, archive: Path) -> int:
-    """Packs everything below `root`, sorted by name, without this machine's times, owners and modes."""
+    """Packs everything below `root`, sorted by name. Returns the unpacked size in bytes.
+
+    Times, owners and modes of this machine are left out.
+    """
     size = 0
     with (
         archive.open("wb") as raw,

@@ -1,1 +1,1 @@
-"""The AWS lambdas: each parses its event, makes one call, and answers."""
+"""The AWS lambdas. Each parses its event, makes one call of Dormouse, and answers."""

@@ -1,4 +1,4 @@
-"""The events of CloudFormation's custom resources, and the single answer to each."""
+"""The events that CloudFormation sends to custom resources, and the single answer to each event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("dormouse.lambdas")
 
 
 def request_type(event: Mapping[str, Any]) -> str:
-    """Returns the type of a request, which is one of `REQUESTS`. Raises `InvalidInput` for another."""
+    """Returns the type of a request: Create, Update or Delete. Raises `InvalidInput` for any other type."""
     given = field(event, "RequestType", str)
     if given not in REQUESTS:
         raise InvalidInput(f"'RequestType' of the event must be Create, Update or Delete, not {given}")
@@ -31,18 +31,18 @@ def request_type(event: Mapping[str, Any]) -> str:
 
 
 def properties_before(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the properties that the resource had before an update; empty for a new resource."""
+    """Returns the properties of the resource before an update; an empty dictionary for a new resource."""
     return field(event, "OldResourceProperties", dict) if event.get("OldResourceProperties") else {}
 
 
 def is_rolled_back(aws: Aws, stack: str) -> bool:
-    """Returns whether CloudFormation is rolling back an update of a stack."""
+    """Returns whether CloudFormation is rolling back, or has rolled back, the last change of a stack."""
     [described] = aws.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"]
     return "ROLLBACK" in described["StackStatus"]
 
 
 class Answer:
-    """The answer to CloudFormation, sent once.
+    """The answer to one event of CloudFormation, sent only once.
 
     During a rollback, a failure is reported as a success with a note, because a failed rollback would leave
     the stack stuck. Raises `InvalidInput` for an event without the fields that an answer needs.

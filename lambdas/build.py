@@ -1,10 +1,12 @@
 """The build of the lambdas: `python -m lambdas.build [--architecture arm64|x86_64|native] [--measure]`.
 
-Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with only the modules that it imports. It
-lacks boto3, which the runtime has. The same sources and pins give the same bytes on every machine.
+Each lambda has a folder, `build/lambdas/<name>-<architecture>/`, with only the modules that it imports. The
+folder lacks boto3, which AWS's runtime contains. The same sources and pins give the same bytes on every
+machine.
 
-The files are compiled, since a lambda keeps no bytecode from one cold start to the next. This needs the
-Python version of the lambdas: without it, the command prints a note and leaves bytecode out.
+The build compiles the files to bytecode, since a lambda keeps no bytecode from one cold start to the next.
+This needs the Python version of the lambdas. Without that version, the command prints a note and builds no
+bytecode.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ KINDS = {
     DATABASE: ("commit", "compaction", "garbage", "maintenance", "migrate", "tables"),
     CALLS: ("pause", "runs"),
 }
-"""The lambdas that use the database, and those that only call AWS."""
+"""The names of the lambdas by kind: lambdas that use the database, and lambdas that only call AWS."""
 
 PACKAGES = tuple(sorted(name for names in KINDS.values() for name in names))
 REQUIRED = {
@@ -39,13 +41,13 @@ REQUIRED = {
 LIBRARIES = {
     kind: sorted(packages.closure(required, LAMBDA, {"botocore"})) for kind, required in REQUIRED.items()
 }
-"""The required libraries with their own requirements, without botocore, which the runtime has."""
+"""The libraries of each kind with all their dependencies, without botocore, which AWS's runtime contains."""
 
 DATA = Path(dormouse.__file__).with_name("data")
-"""The folder `dormouse/data`, in a checkout or of the installed package."""
+"""The folder `dormouse/data` of the checkout or of the installed package."""
 
 OF_DATA = {"__init__.py", "transform.py"}
-"""The modules of that folder that check the properties of a table. They need no library."""
+"""The modules of the folder `dormouse/data` that check the properties of a table. They need no library."""
 
 ELSEWHERE = frozenset(
     {
@@ -63,13 +65,13 @@ OF_CALLS = frozenset(
         "state/commits/sqs_queue.py",
     }
 )  # fmt: skip
-"""The only parts of the package dormouse that lambdas import if they only call AWS."""
+"""The only parts of the package dormouse that are imported by lambdas that only call AWS."""
 
 OF_CUSTOM_RESOURCES = {"migrate", "pause"}
 """The lambdas that answer CloudFormation as custom resources."""
 
 NEVER_IMPORTED = ("_cffi.*.so", "backend_cffi.*")
-"""Files of zstandard for other Python implementations. They have 12 MB."""
+"""The files of zstandard that only other Python implementations import. They have 12 MB."""
 
 NO_PYTHON = (
     f"there is no Python {LAMBDA.python}, which the lambdas run on: put python{LAMBDA.python} on the PATH"
@@ -122,7 +124,7 @@ def build(root: Path, target: Path, architecture: Architecture) -> bool:
 
 
 def source_files(root: Path) -> dict[Path, Path]:
-    """Returns the files of `dormouse` and `lambdas` for lambdas, in order, by their paths in a package."""
+    """Returns the source files of `dormouse` and `lambdas` that lambdas need, by their paths in a package."""
     home = packages.home(root)
     files = {path.relative_to(home): path for path in packages.sources(home / "dormouse", ELSEWHERE)}
     return files | {path.relative_to(root): path for path in packages.sources(root / "lambdas")}
@@ -134,16 +136,17 @@ def tree_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColdImport:
-    """The CPU time of an import, in seconds, and the number of modules that it loaded."""
+    """The cost of an import in a new process: CPU time in seconds, and the number of loaded modules."""
 
     seconds: float
     modules: int
 
 
 def cold_import(folder: Path, module: str) -> ColdImport:
-    """Measures the import of a module from a package, by the lambdas' Python and with only boto3 beside it.
+    """Measures the import of a module from a built package, in a new process of the lambdas' Python version.
 
-    Raises `DormouseError` if the import fails, or this machine lacks that Python.
+    Only boto3 is beside the package. Raises `DormouseError` if the import fails, or if this machine lacks
+    that Python.
     """
     if (python := packages.interpreter(LAMBDA)) is None:
         raise DormouseError(f"the packages cannot be tried: {NO_PYTHON}")
@@ -165,7 +168,7 @@ print(time.process_time() - began, len(sys.modules))
 
 
 def is_of(path: Path, name: str, kind: str) -> bool:
-    """Returns whether the package of a lambda contains a source file, by the lambda's name and kind."""
+    """Returns whether a source file belongs in the package of a lambda of this name and kind."""
     if path.parts[0] == "lambdas":
         answers = ["answers"] if name in OF_CUSTOM_RESOURCES else []
         shared = [*answers, DATABASE] if kind == DATABASE else answers
@@ -180,7 +183,7 @@ def _architectures(given: str) -> list[Architecture]:
 
 
 def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
-    """Returns the folder of the libraries, downloaded once. Packages get hard links to its files."""
+    """Returns the folder of the libraries, which are downloaded only once. Packages link to its files."""
     folder = cache / f"lambdas-{name}-{version}"
     if folder.is_dir():
         return folder
@@ -195,7 +198,10 @@ def _libraries(cache: Path, name: str, version: str, pins: list[str]) -> Path:
 
 
 def _compile(*folders: Path) -> None:
-    """Compiles folders to bytecode that is never checked for age, if this machine has the lambdas' Python."""
+    """Compiles the files of folders to bytecode that Python never checks against the source.
+
+    Does nothing if this machine lacks the lambdas' Python version.
+    """
     if (python := packages.interpreter(LAMBDA)) is None:
         return
     for folder in sorted(folders):
@@ -216,7 +222,7 @@ def _assemble(folder: Path, libraries: Path, sources: dict[Path, Path]) -> None:
 
 
 def link_boto3(folder: Path) -> None:
-    """Links boto3 and its requirements, which the lambda runtime provides, into a folder."""
+    """Links boto3 and its dependencies into a folder, to imitate AWS's runtime, which contains them."""
     from importlib.util import find_spec
 
     for name in ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six"):
@@ -229,7 +235,7 @@ def link_boto3(folder: Path) -> None:
 
 
 def _print_measures(target: Path, architecture: Architecture) -> None:
-    """Prints the size and the cold import of each package."""
+    """Prints the size of each package, and the time of its cold import."""
     for name in PACKAGES:
         folder = target / "lambdas" / f"{name}-{architecture}"
         # the fastest of three: other work on this machine can only make an import slower

@@ -1,4 +1,7 @@
-"""A lambda that applies commit requests from SQS. Its mapping must report batch item failures."""
+"""The lambda that applies commit requests from SQS.
+
+Its event source mapping must report batch item failures.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ from lambdas.services import called, tracer
 
 
 class CommitBatch(BasePartialBatchProcessor):
-    """A batch of commit requests, which is applied as a whole before any record is answered.
+    """A batch of commit requests, all of which are applied before the result of any is reported.
 
-    Requests of the same table and kind are one statement, so they cannot be applied one by one.
+    Requests of the same table and kind are applied by one SQL statement, so they cannot be applied one by
+    one.
     """
 
     def __init__(self, supplier: Supplier, objects: ObjectStore, environment: CommitEnvironment) -> None:
@@ -63,7 +67,10 @@ class CommitBatch(BasePartialBatchProcessor):
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Returns the records to deliver again. Keeps no connection, so that the database can pause."""
+    """Applies the commit requests in the event. Returns the ids of the messages that SQS must deliver again.
+
+    It closes its connections at the end, so that the database can pause.
+    """
     with called(CommitEnvironment, "commit", context) as call:
         field(event, "Records", list)  # checked first: an invalid event must not wake the database
         objects = open_store(call.environment.objects)

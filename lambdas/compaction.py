@@ -1,4 +1,4 @@
-"""Lambdas that create compaction jobs for a run on Spark, and record how a run ended."""
+"""The lambdas that create compaction jobs for a run on Spark, and record the end of a run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from lambdas.services import called, logger, tracer
 
 NOTHING = {"jobs": 0}
 START_SECONDS_MAX = 1_800
-"""How long a run may wait for machines, on top of its own time limit, before its jobs are released."""
+"""The time that a run may wait for machines. The run owns its jobs for this time in addition to its time
+limit."""
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Creates the jobs of a run: {"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}.
+    """Creates the jobs of a run for an event {"execution": name}.
 
-    Returns the same run for the same execution.
+    Returns {"run_id", "kind", "list", "jobs", "tables"}: the URL of the run's list, and the numbers of its
+    jobs and tables. Returns the same run for the same execution.
     """
     with called(CompactionEnvironment, "compaction", context) as call:
         settings, run_id = call.environment, runs.run_id_for(field(event, "execution", str))
@@ -65,9 +67,10 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Records the end of a run: {"run": from `create`, "status": from EMR} → counts of its jobs.
+    """Records the end of a run for an event {"run": result of `create`, "status": last state from EMR}.
 
-    Serves runs of splits, too.
+    Returns the state of the run and the numbers of its jobs by outcome. For a run of splits, it only deletes
+    the list.
     """
     with called(CompactionEnvironment, "compaction", context) as call:
         run_id, kind = field(event, "run.run_id", str), field(event, "run.kind", str)
@@ -102,7 +105,10 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 
 def _ended(status: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Returns the state and reason of a run; a failed step of the state machine has "Error" and "Cause"."""
+    """Returns the final state of a run, and the reason or None.
+
+    If a step of the state machine failed, `status` has "Error" and "Cause" instead of EMR's state.
+    """
     if "state" in status:
         return str(status["state"]), status.get("reason")
     cause = status.get("Cause", "")

@@ -1,4 +1,4 @@
-"""The database and the objects for one call of a lambda."""
+"""The database and the object store during one call of a lambda."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def database(
     """Yields connections and the object store, and closes the connections at the end of the call.
 
     Closed connections let an idle database pause. Waits for a database that is waking up. The store refuses
-    deletions unless the database owns it. `limits_ms` is passed to `ConnectionSupplier.limited`. Raises
-    `InstanceIsACopy` and `InstanceTakenOver`.
+    deletions if the database is not its owner. `limits_ms` is passed to `ConnectionSupplier.limited`. Raises
+    `InstanceIsACopy` or `InstanceTakenOver` if another database owns the store.
     """
     environment: DatabaseEnvironment = call.environment
     name, seconds = f"dormouse-{call.name}", environment.connect_seconds_max
@@ -43,7 +43,10 @@ def database(
 def connections(
     dsn: str, application_name: str, wait_seconds: float, **limits_ms: int
 ) -> Iterator[ConnectionSupplier]:
-    """Yields connections; raises `InstanceError` if the database does not answer within `wait_seconds`."""
+    """Yields connections, and closes them at the end.
+
+    Raises `InstanceError` if the database does not answer within `wait_seconds`.
+    """
     with closing(connected(dsn, application_name, wait_seconds, limits_ms=limits_ms)) as supplier:
         yield supplier
 
@@ -57,7 +60,11 @@ def connected(
     limits_ms: Mapping[str, int] | None = None,
     search_path: str = SESSION_SETTINGS["search_path"],
 ) -> ConnectionSupplier:
-    """Returns connections that the caller closes. Raises errors of classes in `final` without a retry."""
+    """Returns connections to a database that answers. The caller must close them.
+
+    Tries for `wait_seconds`. Raises an error of a class in `final` at once, and other errors after the last
+    attempt.
+    """
     supplier = ConnectionSupplier(
         dsn,
         connections_max=CONNECTIONS_MAX,

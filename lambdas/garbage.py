@@ -1,7 +1,7 @@
-"""A scheduled lambda that collects garbage in the time that it has.
+"""The scheduled lambda that collects garbage within its time limit.
 
-It does not wake the database when there is no work. Once a day it also checks a share of the tables;
-a problem counts as a failed round.
+It does not wake the database when there is no work. Once a day it also checks a share of the tables. A
+problem that the checks find counts as a failed round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ logger = logging.getLogger("dormouse.lambdas")
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Returns {"skipped": true}, or the number of tables examined and of files deleted."""
+    """Runs a round of garbage collection.
+
+    Returns {"skipped": True} if there is no work, else "skipped" False and the numbers of "tables" examined
+    and "deleted_files".
+    """
     with called(DatabaseEnvironment, "garbage", context) as call:
         objects = open_store(call.environment.objects)
         schedule = Schedule(objects, KIND)
@@ -46,7 +50,10 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 def _checked(supplier: ConnectionSupplier, objects: ObjectStore, seconds_left: Callable[[], float]) -> int:
-    """Runs the checks that are due today, and returns how many rounds of the instance fail."""
+    """Runs the checks that are due today.
+
+    Returns the number of the instance's rounds that failed last time.
+    """
     rounds = InstanceRounds(supplier)
     for kind, check in checks(Ledgers(supplier, objects), seconds_left).items():
         if rounds.is_due(kind, DAY_SECONDS):

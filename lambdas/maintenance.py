@@ -1,4 +1,4 @@
-"""A scheduled lambda for upkeep, which also lists the tables that a run on Spark is to split.
+"""The scheduled lambda for upkeep, which also lists the tables that a run on Spark must split.
 
 It does not wake the database when there is no work.
 """
@@ -25,10 +25,10 @@ logger = logging.getLogger("dormouse.lambdas")
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Does the upkeep: {"execution": name} → {"run_id", "kind", "list", "jobs", "tables"}.
+    """Does the upkeep for an event {"execution": name}.
 
-    Returns the same list for the same execution. Lists nothing to split without an execution, that is, when
-    the caller is not the state machine.
+    Returns {"run_id", "kind", "list", "jobs", "tables"} of a run of splits, the same for the same execution.
+    Lists nothing to split without an execution, which means that no state machine is the caller.
     """
     with called(MaintenanceEnvironment, "maintenance", context) as call:
         objects = open_store(call.environment.objects)

@@ -1,24 +1,24 @@
-"""A custom resource of CloudFormation that migrates the database as part of a deployment.
+"""The custom resource of CloudFormation that migrates the database as part of a deployment.
 
-Its properties:
+The properties of the resource:
 
 - Host, Port, Database, and Secret (of the master user)
 - Migrations: a checksum, so that the resource changes with the migrations
-- DeployPaused
+- DeployPaused: "true" if the first deploy leaves the instance paused
 - RowDatabases: the databases for indexes of row tables, separated by blanks
-- RowsOnly: set for a database that has nothing but such indexes
+- RowsOnly: set for a cluster that only has such indexes
 
-CloudFormation resolves no secrets for custom resources, and the VPC has no route to Secrets Manager. So
-`begin`, outside of the VPC, adds User and Password and hands the event to `handler`. It also creates the
-desired state, and answers by itself when there is nothing to migrate. Every event gets an answer, with the
-reason in one line when it fails. The event contains the password, so it is never logged.
+CloudFormation resolves no secrets for custom resources, and the VPC has no route to Secrets Manager. So the
+lambda `begin`, outside the VPC, adds User and Password and passes the event to the lambda `handler`. `begin`
+also creates the desired state, and answers by itself when there is nothing to migrate. Every event gets an
+answer, with the reason in one line when it fails. The event contains the password, so it is never logged.
 
-During a rollback, older code may meet a newer schema, and works with it. So no failure is reported then: it
-would leave the stack in UPDATE_ROLLBACK_FAILED. `begin` asks for the state of the stack, and passes it to
+During a rollback, older code may meet a newer schema, and can work with it. So no failure is reported then:
+it would leave the stack in UPDATE_ROLLBACK_FAILED. `begin` reads the state of the stack, and passes it to
 `handler` as RollsBack.
 
-The first database of a deployment becomes the owner of the object store. So does one that replaces another:
-one from a snapshot, or the former one when CloudFormation rolls back.
+The first database of a deployment becomes the owner of the object store. So does a database that replaces
+another: one from a snapshot, or the former one when CloudFormation rolls back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from lambdas.database import connected
 from lambdas.services import Call, called, tracer
 
 PHYSICAL_ID = "dormouse-migrations"
-"""A constant: with another id, CloudFormation would take the resource as replaced and delete the old one."""
+"""The constant id of the resource. If the id changed, CloudFormation would delete the resource with the old
+id."""
 
 APPLICATION_NAME = "dormouse-migrate"
 ROLLS_BACK = "RollsBack"
@@ -85,7 +86,7 @@ def begin(event: dict[str, Any], context: Any) -> None:
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def handler(event: dict[str, Any], context: Any) -> None:
-    """Migrates on Create and Update; Delete leaves the database alone."""
+    """Migrates the database on Create and Update. Delete leaves the database as it is."""
     answer = Answer(event, PHYSICAL_ID)
     answer.rolls_back = bool(event.get(ROLLS_BACK))
     watch: threading.Timer | None = None
@@ -111,7 +112,10 @@ def _secret_of(event: Mapping[str, Any]) -> str:
 
 
 def _forget(event: Mapping[str, Any], environment: BeginMigrationEnvironment, state: str) -> None:
-    """Deletes the desired state with the instance; logs a failure, which must not keep the stack."""
+    """Deletes the desired state of a deleted instance.
+
+    A failure is only logged, so that the stack can be deleted.
+    """
     if field(event, "ResourceProperties", dict).get("RowsOnly"):
         return  # the instance is still there
     try:
@@ -121,7 +125,7 @@ def _forget(event: Mapping[str, Any], environment: BeginMigrationEnvironment, st
 
 
 def _wanted(event: Mapping[str, Any], there: str | None, *, rolls_back: bool) -> str | None:
-    """Returns the desired state: that of the settings if it is missing or they changed, else the current one.
+    """Returns the desired state to write: the current one, unless it is missing or the settings changed it.
 
     A rollback keeps the current state, because a person may have resumed or paused the instance meanwhile.
     """
@@ -137,10 +141,10 @@ def _wanted(event: Mapping[str, Any], there: str | None, *, rolls_back: bool) ->
 def _without_database(
     event: Mapping[str, Any], there: str | None, wanted: str | None, *, rolls_back: bool
 ) -> str | None:
-    """Returns the result if the database is not needed, so that it may sleep; None if it is needed and awake.
+    """Returns a result if the deploy needs no awake database; None if it needs one.
 
-    A database that replaces another is needed. Raises `InstanceError` if it is needed but the instance is
-    paused or is to be paused.
+    A database that replaces another is needed. Raises `InstanceError` if there are migrations but the
+    instance is paused or is to be paused.
     """
     new, old = event["ResourceProperties"], properties_before(event)
     if not old or any(new.get(name) != old.get(name) for name in _WHERE):
@@ -225,9 +229,10 @@ def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
 def _connected(
     environment: MigrateEnvironment, dsn: str, search_path: str = SESSION_SETTINGS["search_path"]
 ) -> ConnectionSupplier:
-    """Returns connections by the master user's password, or by a token of IAM if RDS refuses the password.
+    """Returns connections with the master user's password, or with an IAM token if RDS refuses the password.
 
-    RDS refuses the passwords of members of `rds_iam`, and PostgreSQL makes the creator of a role its member.
+    RDS refuses the passwords of members of `rds_iam`. PostgreSQL makes the creator of a role a member of that
+    role, so the master user can become one.
     """
     seconds = environment.connect_seconds_max
     try:

@@ -1,8 +1,8 @@
-"""Lambdas for pausing: one keeps the desired state, one switches stacks, one guards a stopped database.
+"""The lambdas for pausing: one keeps the desired state, one switches stacks, one guards a stopped database.
 
 - `handler` gets a message from a queue each hour and at each start of the database.
-- `dormouse pause` and `resume` call `switch`. So their user needs no right to update stacks, which would
-  include every right that CloudFormation has.
+- `switch` is called by `dormouse pause` and `resume`. So their user needs no right to update stacks, which
+  would include every right that CloudFormation has.
 - `guard` is a custom resource that CloudFormation updates before the database.
 """
 
@@ -27,7 +27,10 @@ GUARD_ID = "dormouse-database-guard"
 
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Keeps the instance as desired; returns all messages for redelivery while something is unfinished."""
+    """Brings the instance closer to its desired state.
+
+    Returns all messages for another delivery until the state is reached.
+    """
     with called(Environment, "pause", context) as call:
         environment = call.environment
         messages = [field(one, "messageId", str, "a record") for one in field(event, "Records", list)]
@@ -48,9 +51,9 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def switch(event: Any, context: Any) -> dict[str, bool]:
-    """Starts an update of the stack for `{"running": true or false}`.
+    """Requests an update of the stack for an event {"running": true or false}.
 
-    Returns {"asked": whether AWS accepted it}. AWS refuses it while the stack is being updated.
+    Returns {"asked": True} if AWS accepted, and False if the stack is being updated.
     """
     with called(SwitchEnvironment, "switch", context) as call:
         running = event.get("running") if isinstance(event, Mapping) else None
@@ -64,7 +67,7 @@ def switch(event: Any, context: Any) -> dict[str, bool]:
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def guard(event: dict[str, Any], context: Any) -> None:
-    """Fails a deploy that would change a stopped database: AWS can neither change it nor roll back."""
+    """Fails a deploy that would change a stopped database. AWS could neither change it nor roll back."""
     answer = Answer(event, GUARD_ID)
     try:
         with called(Environment, "guard", context) as call:
@@ -74,10 +77,10 @@ def guard(event: dict[str, Any], context: Any) -> None:
 
 
 def _let_through(event: Mapping[str, Any], environment: Environment, answer: Answer) -> str:
-    """Returns the reason why a change of the database is allowed. Raises `InstanceError` if it is not.
+    """Returns the reason why a deploy may change the database. Raises `InstanceError` if it may not.
 
     If the property Snapshot changes, CloudFormation creates another database; if it is removed, an empty one.
-    For any other change of the database, the property Changes differs.
+    The property Changes differs for any other change of the database.
     """
     if request_type(event) == "Delete":
         return "there is nothing left to guard"

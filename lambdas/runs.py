@@ -14,7 +14,10 @@ from lambdas.services import called, logger, tracer
 
 @tracer.capture_lambda_handler(capture_response=False)
 def submit(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Submits a created run to EMR; returns {"engine", "run_id", "application" or "cluster", "id"}."""
+    """Submits a created run to EMR. Returns its identifiers.
+
+    They are {"engine", "run_id", "id"}, and "application" on EMR Serverless or "cluster" on EC2.
+    """
     with called(RunsEnvironment, "runs", context) as call:
         run = Run.of(event)
         submitted = emr.submit(call.environment, run, Aws(open_session(call.environment.region)))
@@ -24,7 +27,10 @@ def submit(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
 
 @tracer.capture_lambda_handler(capture_response=False)
 def follow(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Returns the state of a submitted run: {"state": RUNNING, SUCCEEDED, FAILED or CANCELLED, "reason"}."""
+    """Returns the state of a submitted run.
+
+    It is {"state", "reason"}, where "state" is RUNNING, SUCCEEDED, FAILED or CANCELLED.
+    """
     with called(RunsEnvironment, "runs", context) as call:
         found = emr.follow(event, Aws(open_session(call.environment.region)))
         return {"state": found.state, "reason": found.reason}

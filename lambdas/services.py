@@ -1,4 +1,7 @@
-"""Services of all lambdas: environment, structured logs, metrics, traces. Nothing here uses the database."""
+"""The services of all lambdas: environment, structured logs, metrics, traces.
+
+They do not use the database.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from dormouse.errors import DormouseError
 from dormouse.settings.lambdas import DIMENSION, NAMESPACE, UNITS, Environment, load_environment
 
 MARGIN_SECONDS = 20.0
-"""The time that a lambda reserves, of what it has left, to finish in order."""
+"""The time that a lambda reserves before its timeout, in order to finish its work."""
 
 tracer = Tracer(service="dormouse", auto_patch=False)
 logger = logging.getLogger("dormouse.lambdas")
@@ -25,23 +28,26 @@ E = TypeVar("E", bound=Environment)
 
 @dataclass(frozen=True)
 class Call(Generic[E]):
-    """One call of a lambda."""
+    """One call of a lambda, with its environment, its time limit and its metrics."""
 
     name: str
     environment: E
     seconds_left: Callable[[], float]
-    """Returns the seconds until the lambda must begin to finish."""
+    """A function that returns the seconds until the lambda must begin to finish."""
     _metrics: AmazonCloudWatchEMFProvider
 
     def count(self, **values: float) -> None:
-        """Adds values to metrics, by their names in dormouse.settings.lambdas."""
+        """Adds values to metrics. The names of the metrics are constants in dormouse.settings.lambdas."""
         for name, value in values.items():
             self._metrics.add_metric(name=name, unit=UNITS.get(name, "Count"), value=value)
 
 
 @contextmanager
 def called(model: type[E], name: str, context: Any) -> Iterator[Call[E]]:
-    """Encloses a call of the lambda `name`; logs an error of Dormouse in one line, and raises it."""
+    """Yields a call of the lambda `name`, and sends its metrics at the end.
+
+    An error of Dormouse is logged in one line and raised.
+    """
     environment = load_environment(model)
     metrics = AmazonCloudWatchEMFProvider(
         namespace=NAMESPACE, default_dimensions={DIMENSION: environment.instance_id}

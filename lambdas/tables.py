@@ -1,6 +1,6 @@
-"""Lambdas for verbs on one table: `show` for verbs that only read, `change` for the others.
+"""The lambdas for verbs on one table: `show` for verbs that only read, and `change` for the others.
 
-Each has its own role in IAM and in the database, so that IAM separates readers from operators.
+Each lambda has its own role in IAM and in the database, so that IAM separates readers from operators.
 """
 
 from __future__ import annotations
@@ -16,27 +16,33 @@ from lambdas.database import connections
 from lambdas.services import Call, called, logger, tracer
 
 ANSWER_BYTES_MAX = 6_000_000
-"""AWS refuses answers of lambdas above 6 MiB."""
+"""The largest size of an answer, in bytes. AWS refuses answers of more than 6 MiB."""
 
 Answer = dict[str, Any]
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def show(event: Any, context: Any) -> Answer:
-    """Answers an event of `dormouse.verbs.tables` by {"answer": …} or {"error": {"kind", "message"}}."""
+    """Answers an event of `dormouse.verbs.tables` that only reads.
+
+    Returns {"answer": result} or {"error": {"kind", "message"}}.
+    """
     with called(DatabaseEnvironment, "tables", context) as call:
         return _answer(event, call, changes=False)
 
 
 @tracer.capture_lambda_handler(capture_response=False)
 def change(event: Any, context: Any) -> Answer:
-    """Answers as `show` does, for verbs that change something."""
+    """Answers an event of `dormouse.verbs.tables` that changes something. Returns the same form as `show`."""
     with called(DatabaseEnvironment, "tables", context) as call:
         return _answer(event, call, changes=True)
 
 
 def _answer(event: Any, call: Call[DatabaseEnvironment], *, changes: bool) -> Answer:
-    """Runs the verb. Returns errors as answers, since a failure of the lambda would raise an alarm."""
+    """Runs the verb and returns its result or its error.
+
+    A failure of the lambda would raise an alarm instead.
+    """
     environment = call.environment
     try:
         verb, request = verbs.parse_event(event, [verb for verb in verbs.VERBS if verb.changes == changes])

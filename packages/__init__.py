@@ -33,13 +33,14 @@ ARCHITECTURES: dict[str, Architecture] = {"aarch64": "arm64", "arm64": "arm64", 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A platform that packages run on, for either architecture."""
+    """A platform for which packages are built, for either architecture."""
 
     full_version: str
-    """The Python version for markers of requirements: the oldest patch release of the platform."""
+    """The oldest patch release of Python on the platform, by which markers of requirements are evaluated."""
 
     glibc_minor: int
-    """The newest glibc for which wheels are installed is 2.<this>."""
+    """The minor version of glibc on the platform, such as 34 for 2.34. Wheels for newer versions are not
+    installed."""
 
     @property
     def python(self) -> str:
@@ -48,7 +49,7 @@ class Runtime:
 
     @property
     def markers(self) -> dict[str, str]:
-        """The environment of markers of requirements."""
+        """The values of the environment markers of requirements on this platform."""
         return {
             "extra": "",
             "implementation_name": "cpython",
@@ -62,17 +63,18 @@ class Runtime:
 
 
 LAMBDA = Runtime("3.13.0", 34)
-"""AWS's runtime python3.13, on Amazon Linux 2023."""
+"""The platform of the lambdas: AWS's runtime python3.13, on Amazon Linux 2023."""
 
 SPARK = Runtime("3.11.14", 28)
-"""Python on EMR, and in the image of the query service."""
+"""The platform of Spark on EMR, and of the image of the query service."""
 
 PRUNED = (
     "**/__pycache__", "**/tests", "**/test", "**/bin",
     "**/*.pyc", "**/*.pyi", "**/*.pyx", "**/*.pxd", "**/*.a", "**/*.c", "**/*.cc", "**/*.h",
     "*.dist-info/*",
 )  # fmt: skip
-"""Files that are never imported or differ between installations; METADATA and licenses stay."""
+"""Patterns of files that are never imported, or that differ between installations. METADATA and licenses
+stay."""
 
 FIXED_TIME = 1_577_836_800  # 2020; zip files cannot store years before 1980
 _SOURCES = (".py", ".sql", ".pem", ".toml", ".typed", ".properties")
@@ -81,7 +83,10 @@ _PIN = re.compile(r"^([a-z0-9-]+)==((?:.*\\\n)*.*)", re.MULTILINE)
 
 
 def native() -> Architecture:
-    """Returns this machine's architecture by AWS's name. Raises `InvalidInput` for another one."""
+    """Returns this machine's architecture by AWS's name.
+
+    Raises `InvalidInput` if AWS offers no such architecture.
+    """
     try:
         return ARCHITECTURES[platform.machine()]
     except KeyError:
@@ -108,7 +113,10 @@ def requirements(root: Path, *extras: str) -> list[str]:
 
 @cache
 def interpreter(runtime: Runtime) -> Path | None:
-    """Returns a Python of this version on this machine: the running one, or one of the PATH, pyenv or uv."""
+    """Returns a Python interpreter of the platform's version on this machine, or None if there is none.
+
+    It is the running one, or else one on the PATH or one that pyenv or uv installed.
+    """
     if sys.version_info[:2] == tuple(map(int, runtime.python.split("."))):
         return Path(sys.executable)
     on_path = shutil.which(f"python{runtime.python}")
@@ -126,7 +134,10 @@ def _starts(python: Path) -> bool:
 
 
 def closure(requirements: Iterable[str], runtime: Runtime, without: Collection[str] = ()) -> set[str]:
-    """Returns the names of the required packages and of their dependencies on the platform."""
+    """Returns the names of the required packages and of all their dependencies on the platform.
+
+    Packages in `without`, and dependencies that only they need, are left out.
+    """
     found: set[tuple[str, str]] = set()
     pending = [(Requirement(one), "") for one in requirements]
     while pending:
@@ -151,7 +162,7 @@ def _requires(name: str) -> list[str]:
 
 
 def pins(requirements: str, names: Iterable[str]) -> list[str]:
-    """Returns the lines of a requirements.txt for these names, each with the hashes that pip checks."""
+    """Returns the pins of packages from the text of a requirements.txt, each with the hashes for pip."""
     known = {name: " ".join(pin.replace("\\\n", " ").split()) for name, pin in _PIN.findall(requirements)}
     names = sorted(names)
     if missing := [name for name in names if name not in known]:
@@ -162,7 +173,10 @@ def pins(requirements: str, names: Iterable[str]) -> list[str]:
 def install(
     target: Path, architecture: Architecture, runtime: Runtime, pins: Iterable[str], *pruned: str
 ) -> None:
-    """Installs wheels of exactly these versions for the platform, without files that no import needs."""
+    """Installs the wheels of exactly the pinned versions for the platform.
+
+    Deletes files that no import needs.
+    """
     machine = "aarch64" if architecture == "arm64" else architecture
     # pip takes each name literally
     glibc = range(runtime.glibc_minor, 16, -1)
@@ -191,7 +205,7 @@ def install(
 
 
 def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
-    """Returns the files of a package in order, without the folders and modules in `elsewhere`."""
+    """Yields the source files of a package in order, without the folders and modules in `elsewhere`."""
     for path in sorted(folder.rglob("*")):
         within = path.relative_to(folder)
         skipped = "__pycache__" in within.parts or within.parts[0] in elsewhere or str(within) in elsewhere
@@ -201,9 +215,9 @@ def sources(folder: Path, elsewhere: Collection[str] = ()) -> Iterator[Path]:
 
 @contextmanager
 def whole(folder: Path, program: str = "") -> Iterator[Path]:
-    """Yields an empty folder to fill, which then replaces `folder` atomically, with fixed times and modes.
+    """Yields an empty folder for the caller to fill, which at the end replaces `folder` in one step.
 
-    Only the file named `program` is executable.
+    All files get a fixed time and mode. Only the file named `program` is executable.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
@@ -219,7 +233,7 @@ def whole(folder: Path, program: str = "") -> Iterator[Path]:
 
 
 def copy(made: Path, files: Iterable[tuple[Path, Path]]) -> None:
-    """Copies each file to its place in the folder."""
+    """Copies each source file to its path in the folder `made`."""
     for source, path in files:
         (made / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, made / path)

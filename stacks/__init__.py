@@ -1,8 +1,8 @@
 """The stacks of an instance, which connect the constructs of `stacks.constructs` according to the settings.
 
 `stacks.instance.build` makes Dormouse's own app. `Dormouse` is a construct for other apps, which install this
-package as `dormouse_cdk`. The stacks read neither context nor environment, and import only the settings of
-the package dormouse.
+package under the name `dormouse_cdk`. The stacks read neither the CDK's context nor the environment. Of the
+package dormouse, they import only the settings.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Access to the database from outside the VPC: a host for the port forwarding of Session Manager.
+"""The access to the database from outside the VPC: a host for the port forwarding of Session Manager.
 
 The host accepts no connections. Its agent calls Session Manager, through two interface endpoints when the
-subnet has no other way out. All of it exists only while the instance runs: each resume creates a new host
+subnet has no other way out. All of it exists only while the instance runs. Each resume creates a new host
 from the newest image.
 """
 
@@ -22,7 +22,8 @@ from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
-"""Amazon Linux 2023 with the agent, which its `minimal` image lacks."""
+"""The image of the host: Amazon Linux 2023 with the agent of Session Manager, which its `minimal` image
+lacks."""
 
 
 class AccessStack(InstanceStack):
@@ -92,7 +93,7 @@ class AccessStack(InstanceStack):
         return host
 
     def _let_out(self, host: ec2.Instance, group: ec2.SecurityGroup, access: AccessSettings) -> None:
-        """Allows connections to Session Manager and the database only."""
+        """Allows the host to connect to Session Manager, by default through new interface endpoints."""
         if access.endpoints == "existing":
             group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "Session Manager")
             return

@@ -1,4 +1,4 @@
-"""Acknowledgements of cdk-nag findings, each with a reason, at a scope."""
+"""Acknowledgements of findings of cdk-nag, each for one construct and with a reason."""
 
 from __future__ import annotations
 
@@ -7,5 +7,8 @@ from constructs import Construct
 
 
 def acknowledge(scope: Construct, finding: str, reason: str) -> None:
-    """Acknowledges `finding`, an exact id such as `AwsSolutions-IAM5[Resource::*]`."""
+    """Acknowledges one finding of cdk-nag in a construct.
+
+    `finding` is its exact id, such as `AwsSolutions-IAM5[Resource::*]`.
+    """
     cdk.Validations.of(scope).acknowledge(cdk.Acknowledgment(id=finding, reason=reason))

@@ -49,12 +49,12 @@ class Assets(Protocol):
         """Returns the image of the query service."""
 
     def migrations(self) -> str:
-        """Returns a text that changes with the migrations."""
+        """Returns a text that changes whenever the migrations of the database change."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """A command that builds files, given the name of a part, and its option for the architecture."""
+    """A command that builds files. It takes the name of a part, and after `option` the architecture."""
 
     command: str
     option: str
@@ -64,9 +64,9 @@ MAKE = Builder("make", "ARCHITECTURE=")
 
 
 class BuiltAssets:
-    """The built files in the folder `build`, and placeholders for missing ones in the folder `stubs`.
+    """The built files in the folder `build`, and placeholders in the folder `stubs` for missing files.
 
-    The default of `build` is a folder of the root, which contains the package `dormouse`.
+    By default, `build` is the folder of this name in `root`. `root` contains the package `dormouse`.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class BuiltAssets:
 
 
 class StubAssets:
-    """Empty placeholders for all files, which are written to `folder`."""
+    """Empty placeholders for all files. They are written to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -159,10 +159,10 @@ class StubAssets:
 
 
 def refuse_deploys(app: Construct, why: str) -> None:
-    """Makes deploys of all stacks of the app fail with the line `why`; other commands still work.
+    """Makes deploys of all stacks of the app fail with the line `why`. Other commands still work.
 
-    A deploy uploads files before it creates a stack. So each stack gets a file that a command must build, and
-    this command prints `why` and fails.
+    A deploy uploads files before it creates a stack. So each stack gets a file that a command must build.
+    This command prints `why` and fails.
     """
     for stack in app.node.children:
         if isinstance(stack, cdk.Stack):

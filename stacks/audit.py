@@ -1,4 +1,4 @@
-"""The audit log: CloudTrail's data events for each access to an object of the data bucket."""
+"""The audit log: a trail of CloudTrail that records each access to an object of the data bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stacks.instance_stack import InstanceStack
 
 
 class AuditStack(InstanceStack):
-    """A stack with a trail of data events. An account has its free trail of management events elsewhere."""
+    """A stack with a trail of data events. The account's free trail of management events is no part of it."""
 
     def __init__(self, scope: Construct, foundation: Foundation, audit: AuditSettings) -> None:
         super().__init__(scope, "audit", foundation.settings, description="data events", stateful=True)

@@ -1,4 +1,4 @@
-"""AWS Backup of the database and of the data bucket."""
+"""The backups that AWS Backup makes of the database and of the data bucket."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BackupStack(InstanceStack):
         return [backup.BackupPlanCopyActionProps(destination_backup_vault=there, delete_after=kept)]
 
     def _plan(self, what: str, resource: str, copies: list[backup.BackupPlanCopyActionProps] | None) -> None:
-        """Adds a plan with one rule: daily snapshots of the database, or continuous backup of the bucket."""
+        """Adds a plan with one rule, for snapshots of the database or for continuous backup of the bucket."""
         is_bucket = what == "Objects"
         rule = backup.BackupPlanRule(
             rule_name=what,

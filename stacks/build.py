@@ -18,7 +18,7 @@ PARTS = ("lambdas", "emr-package", "query-image")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Builds missing and changed parts; returns 0, or 1 when a part cannot be built."""
+    """Builds missing and changed parts. Returns 0, or 1 when a part cannot be built."""
     parser = argparse.ArgumentParser(
         prog="python -m dormouse_cdk.build", description="Builds what an instance uploads."
     )

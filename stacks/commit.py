@@ -19,7 +19,10 @@ from stacks.instance_stack import InstanceStack
 
 
 class CommitStack(InstanceStack):
-    """The commit queues and the committer. A table's queue follows from its number in `queues`."""
+    """A stack with the commit queues and the committer. `queues` is in the order of the queues' numbers.
+
+    Each table has one number, and so one queue.
+    """
 
     def __init__(self, scope: Construct, foundation: Foundation, commit: CommitSettings) -> None:
         super().__init__(

@@ -26,7 +26,7 @@ from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
 
 LOG_PREFIX = "logs/emr"
-"""The prefix of logs in the data bucket, outside the prefix of the data."""
+"""The prefix of EMR's logs in the data bucket, outside the prefix of the object store."""
 
 SPARK_OBJECT_ACTIONS = [
     "s3:AbortMultipartUpload",
@@ -40,7 +40,10 @@ CALL_MEMORY_MB = 256
 
 
 class CompactionStack(InstanceStack):
-    """A stack with scheduled compaction. Its `functions` also run the lists of work of other stacks."""
+    """A stack with scheduled compaction.
+
+    Other stacks use its `functions`, to run their own lists of work on Spark.
+    """
 
     def __init__(self, scope: Construct, foundation: Foundation, compaction: CompactionSettings) -> None:
         super().__init__(scope, "compaction", foundation.settings, description="compaction on EMR")

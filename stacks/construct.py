@@ -34,14 +34,14 @@ ClientRole = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 
 
 class Dormouse(Construct):
-    """The stacks `dormouse-<id>-<name>` of one instance, within an app, a Stage or a construct of these.
+    """The stacks `dormouse-<id>-<name>` of one instance, within an app, a Stage or another construct.
 
     `settings` is a dictionary like a file of config/, or the result of `dormouse.settings.config_file.load`.
     The files to upload are in the folder `build`, where `python -m dormouse_cdk.build` puts them.
-    Placeholders stand in for missing files: the construct then warns, and refuses to be deployed.
+    Placeholders stand in for missing files. Then the construct adds a warning, and deploys are refused.
 
     The templates equal those of Dormouse's own app, whatever CDK feature flags the app has. Raises
-    InvalidInput, with one line for each error in the settings.
+    `InvalidInput`, with one line for each error in the settings.
     """
 
     def __init__(
@@ -80,26 +80,27 @@ class Dormouse(Construct):
 
     @property
     def database_security_group(self) -> ec2.ISecurityGroup:
-        """The security group of the cluster and of an RDS Proxy; `let_in` opens it."""
+        """The security group of the cluster and of its RDS Proxy. `let_in` opens it for clients."""
         return self._foundation.database.security_group
 
     @property
     def queues(self) -> list[sqs.IQueue]:
-        """The commit queues in the order of their numbers; none without `commit` in the settings."""
+        """The commit queues in the order of their numbers; an empty list without `commit` in the settings."""
         return [queue.queue for queue in self._commit.queues] if self._commit else []
 
     @property
     def dead_letters(self) -> list[sqs.IQueue]:
-        """The dead-letter queue of each commit queue."""
+        """The dead-letter queues, in the order of the commit queues that they belong to."""
         return [queue.dead_letters for queue in self._commit.queues] if self._commit else []
 
     def let_in(
         self, role: iam.Role, security_group: ec2.SecurityGroup, *, login: ClientRole = "dormouse_read"
     ) -> dict[str, str]:
-        """Allows clients with this role and group, in the instance's VPC or a peered one, to use tables.
+        """Allows clients to use the tables. Returns the environment variables that the clients need.
 
-        The login `dormouse_read` reads; `dormouse_run` also changes rows and sends commit requests;
-        `dormouse_owner` also creates and drops tables. Returns the environment variables for the client.
+        Clients have the IAM role and the security group, and run in the instance's VPC or in one peered with
+        it. `login` is their database role: `dormouse_read` reads, `dormouse_run` also changes rows and sends
+        commit requests, and `dormouse_owner` also creates and drops tables.
         """
         stack = cdk.Stack.of(role)
         database, storage = self._foundation.database, self._foundation.storage
@@ -135,7 +136,11 @@ def _let_send(role: iam.Role, commit: CommitStack) -> dict[str, str]:
 
 
 def _check_place(stage: cdk.Stage | None, settings: DeploymentSettings) -> None:
-    """Raises `InvalidInput` without a Stage, for a region without certificates, or for an id in use there."""
+    """Checks that the app can contain this instance.
+
+    Raises `InvalidInput` without a Stage, for a region whose RDS certificates are not known, or if the Stage
+    has an instance with this id.
+    """
     if stage is None:
         raise InvalidInput(f"{settings.id}: an instance must be in an app or a Stage, and this is in neither")
     region = settings.region or stage.region
@@ -146,7 +151,7 @@ def _check_place(stage: cdk.Stage | None, settings: DeploymentSettings) -> None:
 
 
 def _instances(scope: IConstruct) -> Iterator[str]:
-    """Yields the ids of the instances in a scope, without descending into stacks and other Stages."""
+    """Yields the ids of the instances in a scope. Does not descend into stacks and other Stages."""
     for child in scope.node.children:
         if isinstance(child, InstanceStack):
             yield child.settings.id

@@ -15,10 +15,10 @@ from stacks.instance_stack import KEPT, InstanceStack
 
 
 class CopyStack(InstanceStack):
-    """A stack with the copy. It keeps deleted objects as earlier versions, a day longer than snapshots.
+    """A stack with the copy. Its bucket keeps deleted objects a day longer than its vault keeps snapshots.
 
-    All of it outlives the stack, even for an instance that may be destroyed, as destroying an instance must
-    not destroy its copy.
+    All of it outlives the stack, even if the instance is not protected. Destroying an instance must not
+    destroy its copy.
     """
 
     removal_policy = KEPT

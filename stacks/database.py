@@ -26,11 +26,11 @@ from stacks.instance_stack import KEPT, InstanceStack
 from stacks.network import NetworkStack
 
 PORT = 5433
-"""A port other than the default, which scanners try first."""
+"""The port of the clusters. It is not PostgreSQL's default, which scanners try first."""
 
 NAME = "dormouse"
 ROWS_NAME = "dormouse_rows"
-"""The database of indexes of row tables, in clusters of their own.
+"""The name of the database for indexes of row tables, in clusters that contain only such indexes.
 
 In the instance's cluster, an underscore and a number are appended.
 """
@@ -44,7 +44,7 @@ READ_ROLE = "dormouse_read"
 ROLES = (RUN_ROLE, OWNER_ROLE, READ_ROLE)
 
 Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "key"]
-"""The facts about the database that other stacks read.
+"""The names of the facts about the database that other stacks can read.
 
 - `cluster`, `resource`: the identifiers of the cluster in RDS and in IAM
 - `endpoint`: the endpoint of the cluster
@@ -54,7 +54,7 @@ Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "ke
 
 
 def parameters(idle_session_seconds: int) -> dict[str, str]:
-    """Returns the cluster parameters, in the units of PostgreSQL."""
+    """Returns the parameters of the cluster's parameter group, in PostgreSQL's units."""
     return {
         "rds.force_ssl": "1",
         "track_commit_timestamp": "1",
@@ -71,9 +71,10 @@ def parameters(idle_session_seconds: int) -> dict[str, str]:
 
 
 class DatabaseStack(InstanceStack):
-    """The stack of the database. Roles log in with IAM tokens over TLS.
+    """The stack of the database. Database roles log in with IAM tokens over TLS.
 
-    Its network is closed, except to the clients in the settings and to groups that other stacks let in.
+    Its security group is closed, except to the clients in the settings and to groups that other stacks let
+    in.
     """
 
     def __init__(
@@ -110,10 +111,11 @@ class DatabaseStack(InstanceStack):
         return PORT if self.proxy is None else self.proxy.port
 
     def fact(self, stack: cdk.Stack, name: Fact) -> str:
-        """Returns a fact about this database for another stack.
+        """Returns a fact about this database for use in another stack.
 
-        It is passed in an SSM parameter, which each deploy reads again. An export cannot change while another
-        stack uses it, which would prevent replacing the cluster, for example by one from a snapshot.
+        The fact is passed in an SSM parameter, which each deploy reads again. An export could not change
+        while another stack uses it. Then the cluster could not be replaced, for example by one from a
+        snapshot.
         """
         stack.add_stack_dependency(self, "parameters of the database")
         return ssm.StringParameter.value_for_string_parameter(stack, self._parameter_name(name))
@@ -130,7 +132,10 @@ class DatabaseStack(InstanceStack):
         return own or [f"{self.fact(stack, 'host')}:{self.port}/{name}" for name in self.row_databases]
 
     def _own_row_indexes(self) -> list[str]:
-        """Returns the same databases as `row_indexes`, for use within this stack."""
+        """Returns the databases in which row tables are indexed, as `host:port/database`.
+
+        The host names are references that only this stack can use.
+        """
         host = self.cluster.cluster_endpoint.hostname if self.proxy is None else self.proxy.endpoint
         return [
             *(f"{host}:{self.port}/{name}" for name in self.row_databases),
@@ -151,16 +156,16 @@ class DatabaseStack(InstanceStack):
         return " ".join(f"rds-iam://{role}@{where}{more}" for where in self.row_indexes(stack))
 
     def row_cluster_facts(self, stack: cdk.Stack) -> list[dict[str, str]]:
-        """Returns the host and the master user's secret of each cluster that only indexes row tables."""
+        """Returns the `host` and the master user's `secret` of each cluster that only indexes row tables."""
         return [
             {name: self._row_fact(stack, number, name) for name in ("host", "secret")}
             for number in self._row_numbers
         ]
 
     def logins(self, stack: cdk.Stack, role: str, *, to_rows: bool) -> list[str]:
-        """Returns the ARNs that `rds-db:connect` needs for a database role.
+        """Returns the ARNs on which a role in IAM needs `rds-db:connect` to log in as a database role.
 
-        `to_rows` includes the clusters that only index row tables.
+        With `to_rows`, they include the clusters that only index row tables.
         """
         users = user_arns(stack, self.fact(stack, "login"), [role])
         for number in self._row_numbers if to_rows else ():
@@ -170,9 +175,9 @@ class DatabaseStack(InstanceStack):
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
     ) -> None:
-        """Allows a security group and an IAM role of another stack to connect as a database role.
+        """Allows a security group and an IAM role of another stack to connect as the database role `role`.
 
-        `to_rows` includes the clusters that only index row tables.
+        With `to_rows`, this includes the clusters that only index row tables.
         """
         users = self.logins(cdk.Stack.of(grantee), role, to_rows=to_rows)
         ports = self.client_ports if to_rows else ec2.Port.tcp(self.port)
@@ -180,9 +185,11 @@ class DatabaseStack(InstanceStack):
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
-        """Allows a security group and an IAM role to connect to the clusters themselves as the master user.
+        """Allows a security group and an IAM role to connect to the clusters as the master user.
 
-        The role may also log in with a token in place of the password.
+        They connect directly, not through an RDS Proxy.
+
+        The IAM role may also log in with a token instead of the password.
         """
         users = user_arns(
             cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
@@ -195,9 +202,9 @@ class DatabaseStack(InstanceStack):
 
     @property
     def client_ports(self) -> ec2.Port:
-        """The range of ports of the cluster or its proxy, and of the clusters for row tables.
+        """The ports of the cluster or its RDS Proxy, and of the clusters that only index row tables.
 
-        It is one range, as a security group has at most 60 rules.
+        They form one range, because a security group has at most 60 rules.
         """
         rows, has_proxy = self.settings.rows, self.settings.database.proxy
         if has_proxy and rows is not None and rows.own_clusters:
@@ -335,9 +342,10 @@ class DatabaseStack(InstanceStack):
 
     @staticmethod
     def _keep_with(cluster: rds.DatabaseCluster) -> None:
-        """Keeps the writer and the subnet group, which a kept cluster needs, when they leave the stack.
+        """Keeps the writer and the subnet group of a kept cluster when they are removed from the stack.
 
-        Readers are deleted: they hold no data, and would still cost money after the settings dropped them.
+        A kept cluster needs both. Readers are deleted: they hold no data, and would still cost money after
+        the settings dropped them.
         """
         for child in cluster.node.find_all():
             is_writer = isinstance(child, rds.CfnDBInstance) and "/Writer/" in child.node.path
@@ -347,7 +355,10 @@ class DatabaseStack(InstanceStack):
 
     @staticmethod
     def _restore(cluster: rds.DatabaseCluster, snapshot: str) -> None:
-        """Creates the cluster from the snapshot, with its database and user; RDS manages the new password."""
+        """Makes CloudFormation create the cluster from a snapshot, which contains its database and its user.
+
+        RDS still manages the password.
+        """
         resource = cluster.node.default_child
         assert isinstance(resource, rds.CfnDBCluster)  # noqa: S101
         resource.snapshot_identifier = snapshot
@@ -367,7 +378,7 @@ class DatabaseStack(InstanceStack):
         )
 
     def _keep_logs(self) -> None:
-        """Creates the log group, which RDS would otherwise create without an expiry."""
+        """Creates the log group of the cluster. Otherwise RDS would create one whose entries never expire."""
         name = f"/aws/rds/cluster/{self.cluster.cluster_identifier}/postgresql"
         logs = log_group(self, "Logs", days=self.settings.database.log_days, name=name)
         for child in self.cluster.node.find_all():

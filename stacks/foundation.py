@@ -1,4 +1,4 @@
-"""The stacks that the optional stacks need."""
+"""The stacks that other stacks depend on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stacks.storage import StorageStack
 
 @dataclass(frozen=True)
 class Foundation:
-    """The stacks that are always deployed, and that optional stacks never change."""
+    """The stacks that are always deployed. Adding or removing optional stacks does not change them."""
 
     settings: DeploymentSettings
     assets: Assets

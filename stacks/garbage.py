@@ -1,4 +1,4 @@
-"""Scheduled garbage collection."""
+"""The stack of scheduled garbage collection."""
 
 from __future__ import annotations
 

@@ -6,4 +6,5 @@ from pathlib import Path
 
 _INSTALLED = Path(__file__).parent / "sources"
 SOURCES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[1]
-"""The folder beside this file that setup.py fills, when the package is installed; else the checkout."""
+"""The folder `sources` beside this file, which setup.py fills, in an installed package; otherwise the
+checkout."""

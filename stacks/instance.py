@@ -1,4 +1,4 @@
-"""The app of one instance."""
+"""The CDK app of one instance."""
 
 from __future__ import annotations
 
@@ -33,26 +33,32 @@ from stacks.tables import TablesStack
 
 
 def context() -> dict[str, Any]:
-    """Returns the context of cdk.json, with the feature flags on which templates depend."""
+    """Returns the context in cdk.json. It contains the CDK's feature flags, on which templates depend."""
     found: dict[str, Any] = json.loads((SOURCES / "cdk.json").read_text("utf-8"))["context"]
     return found
 
 
 def new_app(outdir: str | None = None) -> cdk.App:
-    """Returns an app with the context of cdk.json, as the CDK command line would make it."""
+    """Returns a CDK app with the context of cdk.json, as the CDK's command line would create it."""
     # The output must not depend on the machine.
     return cdk.App(context=context(), outdir=outdir, analytics_reporting=False, stack_traces=False)
 
 
 def build(settings: DeploymentSettings, *, assets: Assets, app: cdk.App | None = None) -> cdk.App:
-    """Builds the stacks of the settings; refuses deploys while placeholders stand in for files."""
+    """Builds the stacks of the settings in an app.
+
+    Deploys are refused while placeholders stand in for files.
+    """
     app = app or new_app()
     stacks_of(settings, assets, app)
     return app
 
 
 def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> tuple[Foundation, Watched]:
-    """Builds the stacks within an app, a Stage or a construct of these."""
+    """Builds the stacks of the settings within an app, a Stage or another construct.
+
+    Returns the stacks that are always deployed and the optional ones.
+    """
     network = NetworkStack(app, settings)
     copy = CopyStack(app, settings, names) if (names := copy_names(settings)) else None
     storage = StorageStack(app, settings)
@@ -77,13 +83,13 @@ def stacks_of(settings: DeploymentSettings, assets: Assets, app: Construct) -> t
 
 
 def not_built(assets: Assets) -> str:
-    """Returns the error line that names the commands to build missing files."""
+    """Returns an error message that names the commands to build the missing files."""
     commands = ", ".join(assets.to_run)
     return f"placeholders stand in for files that are not built, so a deploy is refused: run {commands}"
 
 
 def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:
-    """Builds the optional stacks that the settings ask for."""
+    """Builds the optional stacks for which the settings have a table."""
     settings = foundation.settings
     commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None

@@ -19,14 +19,18 @@ from dormouse.settings.resources import (
 from stacks.constructs.role_names import RoleNames
 
 KEPT = cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
-"""The policy of resources that are kept, except when the deploy that creates them fails.
+"""The removal policy of resources that are kept, except when the deploy that creates them fails.
 
-Else they would cost money outside any stack, and their names would be taken at the next deploy.
+After such a failure, kept resources would cost money outside any stack, and the next deploy could not use
+their names.
 """
 
 
 class InstanceStack(cdk.Stack):
-    """The stack `dormouse-<id>-<name>`. A protected instance's stateful stacks refuse to be deleted."""
+    """The base class of the stacks `dormouse-<id>-<name>`.
+
+    CloudFormation refuses to delete stateful stacks of a protected instance.
+    """
 
     def __init__(
         self,
@@ -60,19 +64,20 @@ class InstanceStack(cdk.Stack):
     def is_awake(self) -> cdk.CfnCondition:
         """The condition that the desired state is to run, which CloudFormation reads at each deploy.
 
-        A deploy may rewrite schedules and mappings, for example when tags change. The condition leaves them
-        as the last pause or resume set them. The state exists after `migrate` is deployed.
+        A deploy may rewrite schedules and mappings, for example when tags change. With this condition, they
+        stay as the last pause or resume set them. The stack `migrate` creates the desired state, so it must
+        be deployed before.
         """
         state = ssm.StringParameter.value_for_string_parameter(self, state_parameter(self.settings.id))
         return cdk.CfnCondition(self, "IsAwake", expression=cdk.Fn.condition_equals(state, "running"))
 
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:
-        """The removal policy of stateful resources; see KEPT."""
+        """The removal policy of resources with data: kept if the instance is protected, else deleted."""
         return KEPT if self.settings.protected else cdk.RemovalPolicy.DESTROY
 
     def describe(self, resources: Described) -> None:
-        """Writes the SSM parameter that tells commands what this stack deployed."""
+        """Writes the SSM parameter from which commands read what this stack deployed."""
         ssm.StringParameter(
             self,
             "Resources",

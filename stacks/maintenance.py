@@ -1,4 +1,4 @@
-"""Scheduled maintenance. Splits run on Spark when compaction is deployed."""
+"""The stack of scheduled maintenance. Splits run on Spark if compaction is deployed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from stacks.instance_stack import InstanceStack
 
 
 class MaintenanceStack(InstanceStack):
-    """Scheduled maintenance as a stack. Without compaction `runs` is None: the schedule calls the lambda."""
+    """A stack with scheduled maintenance. `runs` is the state machine of its runs on Spark.
+
+    Without compaction, `runs` is None, and the schedule calls the lambda directly.
+    """
 
     def __init__(
         self,

@@ -31,14 +31,18 @@ TIMEOUT_SECONDS = 900
 BEGIN_MEMORY_MB = 256
 BEGIN_SECONDS_MAX = 60
 QUEUED_SECONDS_MAX = 60
-"""Older events are dropped, as they would migrate after CloudFormation gave up."""
+"""The time after which AWS drops an event. A later call would migrate after CloudFormation had given up."""
 
 ANSWER_SECONDS_MAX = 2 * (BEGIN_SECONDS_MAX + QUEUED_SECONDS_MAX) + TIMEOUT_SECONDS
-"""The timeout of CloudFormation, by which no lambda can still be running."""
+"""The time after which CloudFormation gives up. No lambda can still be running then."""
 
 
 class MigrateStack(InstanceStack):
-    """A stack that migrates. Its property `Migrations` changes with the migrations, which applies them."""
+    """A stack that migrates the database.
+
+    Its custom resource has a property that changes with the migrations. So CloudFormation updates the
+    resource, and the lambda applies new migrations.
+    """
 
     def __init__(self, scope: Construct, foundation: Foundation) -> None:
         settings, database = foundation.settings, foundation.database
@@ -145,7 +149,10 @@ class MigrateStack(InstanceStack):
 
 
 def _once(function: Function) -> None:
-    """Disables retries: a retry after a rollback would give the object store to the wrong database."""
+    """Disables retries of a lambda.
+
+    A retry after a rollback would give the object store to the wrong database.
+    """
     function.function.configure_async_invoke(
         retry_attempts=0, max_event_age=cdk.Duration.seconds(QUEUED_SECONDS_MAX)
     )

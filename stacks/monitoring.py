@@ -1,4 +1,4 @@
-"""A dashboard, alarms and a budget for the deployed stacks."""
+"""The dashboard, the alarms and the budget for the deployed stacks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from stacks.tables import TablesStack
 
 @dataclass(frozen=True)
 class Watched(Switched):
-    """The optional stacks that are deployed, which the dashboard and the policies cover."""
+    """The optional stacks that are deployed. The dashboard and the policies cover them."""
 
     pause: PauseStack | None = None
     tables: TablesStack | None = None
 
 
 class MonitoringStack(InstanceStack):
-    """A stack with monitoring. It never queries the database, which may be asleep."""
+    """A stack with the monitoring of an instance. It never queries the database, which may be asleep."""
 
     def __init__(
         self, scope: Construct, foundation: Foundation, monitoring: MonitoringSettings, watched: Watched
@@ -133,7 +133,7 @@ class MonitoringStack(InstanceStack):
             watch.function("Change tables", self._function(tables, tables.change, "change"))
 
     def _queues(self, owner: InstanceStack, name: str, queue: Queue) -> tuple[sqs.IQueue, sqs.IQueue]:
-        """Returns the queue and its dead-letter queue, as this stack refers to them."""
+        """Returns references to a queue and its dead-letter queue for use in this stack."""
         key = name.lower().replace(" ", "-")
         scope = Construct(self, name)
         return (
@@ -156,7 +156,10 @@ class MonitoringStack(InstanceStack):
         return sfn.StateMachine.from_state_machine_arn(self, f"{owner.name}-runs", arn)
 
     def _budget(self, usd_month: float) -> None:
-        """Adds a budget for resources with the instance's tag, an active cost allocation tag."""
+        """Adds a budget for the resources with the instance's tag.
+
+        The account must have activated the tag as a cost allocation tag.
+        """
         made = budgets.CfnBudget
         to_topic = made.SubscriberProperty(subscription_type="SNS", address=self.topic.topic_arn)
         notices = [

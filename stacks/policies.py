@@ -1,4 +1,7 @@
-"""Managed policies: operators pause and resume the instance and change tables, and readers read tables."""
+"""The managed policies for people.
+
+Operators pause and resume the instance and change tables; readers read tables.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ LOOKS = [
     "sqs:GetQueueAttributes",
     "states:ListExecutions",
 ]
-"""The actions that `dormouse pause`, `resume` and `status` need to read the state."""
+"""The actions with which `dormouse pause`, `resume` and `status` read the state of the instance."""
 
 LETTERS = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage", "sqs:SendMessage"]
 COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
@@ -72,7 +75,7 @@ class PoliciesStack(InstanceStack):
             self._sessions(policy)
 
     def _sessions(self, policy: iam.ManagedPolicy) -> None:
-        """Allows port forwarding through the host for access, but no shell there, and no other host."""
+        """Allows port forwarding through the host for access. Allows no shell on it, and no other host."""
         hosts = self.format_arn(service="ec2", resource="instance", resource_name="*")
         forwarding = self.format_arn(service="ssm", resource="document", resource_name=FORWARDING, account="")
         checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
@@ -158,7 +161,7 @@ class PoliciesStack(InstanceStack):
                 )
 
     def _runs(self, policy: iam.ManagedPolicy) -> None:
-        """Allows stopping runs that a pause does not wait for, and what runs them on EMR."""
+        """Allows stopping runs for which a pause does not wait, and EMR's application or clusters."""
         for owner in (self._watched.compaction, self._watched.maintenance):
             if owner is None or owner.runs is None:
                 continue

@@ -1,8 +1,8 @@
 """The query service: `dormouse serve` on Fargate, behind an internal load balancer.
 
-Resources that cost money without queries are in `awake`, and exist while the parameter `Running` is true.
-`dormouse pause` and `resume` update only this parameter of the stack. Free resources stay, and with them the
-name, the token and the security groups that clients use.
+Resources that cost money even without queries are below `awake`, and exist while the parameter `Running` is
+true. `dormouse pause` and `resume` update only this parameter of the stack. Free resources stay, and with
+them the name, the token and the security groups that clients use.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from stacks.instance_stack import InstanceStack
 from stacks.storage import BALANCER_LOGS
 
 SERVICE = "query"
-"""The name of the service in its cluster, constant because metrics and commands use it."""
+"""The name of the service in its cluster. It is constant because metrics and commands use it."""
 
 HEALTH_PATH = "/health"
-"""A path that does not query the database, and so does not keep it awake."""
+"""The path of health checks. It does not query the database, and so does not keep the database awake."""
 
 STARTS_SECONDS_MAX = 120
 
 
 class QueryStack(InstanceStack):
-    """A stack with the query service. `cluster` and `target_group` also exist while it sleeps."""
+    """A stack with the query service.
+
+    Its `cluster` and `target_group` exist even while the service sleeps.
+    """
 
     def __init__(self, scope: Construct, foundation: Foundation, query: QuerySettings) -> None:
         super().__init__(scope, "query", foundation.settings, description="query service")
@@ -94,7 +97,7 @@ class QueryStack(InstanceStack):
         )
 
     def _clients(self) -> ec2.SecurityGroup:
-        """Creates the security group of the load balancer, open to the clients in the settings."""
+        """Creates the security group of the load balancer, which is open to the clients in the settings."""
         group = closed_group(self, "BalancerGroup", self._placement.vpc, f"{self.stack_name}: load balancer")
         port = ec2.Port.tcp(self._query.port)
         for cidr in self._query.client_cidrs:
@@ -105,7 +108,10 @@ class QueryStack(InstanceStack):
         return group
 
     def _endpoints_group(self) -> ec2.SecurityGroup | None:
-        """Creates the security group of the interface endpoints; None when the VPC has its own."""
+        """Creates the security group of the interface endpoints.
+
+        Returns None if the VPC has its own endpoints.
+        """
         if self._query.endpoints == "existing":
             return None
         group = closed_group(

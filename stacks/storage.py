@@ -1,4 +1,4 @@
-"""The buckets: data, payloads, and the access logs of both."""
+"""The buckets: one for data, one for payloads, and one for the access logs of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
 BALANCER_LOGS = "query"
-"""The prefix in the bucket of access logs for the logs of the query service's load balancer."""
+"""The prefix, in the bucket of access logs, of the logs of the query service's load balancer."""
 
 
 class StorageStack(InstanceStack):
@@ -54,9 +54,9 @@ class StorageStack(InstanceStack):
         self._export()
 
     def allow_objects(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str]) -> None:
-        """Allows actions on the instance's objects, and use of their key.
+        """Allows actions on the instance's objects, and the use of their key.
 
-        It also allows listing, without which S3 answers "forbidden" for missing objects.
+        Listing is also allowed. Without it, S3 answers "forbidden" for a missing object.
         """
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
         key_actions = ["kms:Decrypt", *(["kms:GenerateDataKey"] if "s3:PutObject" in actions else [])]
@@ -121,7 +121,7 @@ class StorageStack(InstanceStack):
         )
 
     def _export(self) -> None:
-        """Exports everything that other stacks may use, so that adding one does not change this stack."""
+        """Exports everything that other stacks may use. So adding another stack does not change this one."""
         for bucket in (self.data_bucket, self.payload_bucket):
             self.export_value(bucket.bucket_arn)
             self.export_value(bucket.bucket_name)
@@ -139,7 +139,7 @@ class StorageStack(InstanceStack):
 
 
 def _balancers(region: str) -> list[iam.IPrincipal]:
-    """Returns the principals that write load balancer logs. Older regions use an AWS account for it."""
+    """Returns the principals that write the logs of load balancers. Older regions also use an AWS account."""
     service = iam.ServicePrincipal("logdelivery.elasticloadbalancing.amazonaws.com")
     known = None if cdk.Token.is_unresolved(region) else RegionInfo.get(region).elbv2_account
     return [service, iam.AccountPrincipal(known)] if known else [service]

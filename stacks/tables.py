@@ -1,4 +1,4 @@
-"""Lambdas through which the command line works on tables, for users without access to the database."""
+"""The lambdas through which the command line works on tables, for users without access to the database."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from stacks.instance_stack import InstanceStack
 
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
-"""Long enough for a drop: up to ten minutes until the table is unused, then deleting its objects."""
+"""The timeout of the lambdas, which suffices for a drop.
+
+A drop waits up to ten minutes until the table is unused, and then deletes its objects.
+"""
 
 CONNECT_SECONDS_MAX = 60
-"""Long enough for a database to wake while a person waits."""
+"""The time to wait for the database, which suffices for it to wake while a person waits."""
 
 
 class TablesStack(InstanceStack):
-    """A stack with two functions, for reading and for changing tables, which IAM can permit separately.
+    """A stack with two lambdas, one for reading and one for changing tables, which IAM can permit separately.
 
-    Only people call them. They cost nothing when unused, so that a pause leaves them.
+    Only people call the lambdas. A pause leaves them as they are, because they cost nothing when unused.
     """
 
     def __init__(self, scope: Construct, foundation: Foundation) -> None:

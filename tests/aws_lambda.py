@@ -59,7 +59,9 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def metrics_in(text: str) -> dict[str, float]:
-    """Returns the EMF metrics in a text. Asserts their namespace, and the instance as the only dimension."""
+    """Returns the EMF metrics in a text. Asserts their namespace, and that their only dimension is the
+    instance.
+    """
     found: dict[str, float] = {}
     for line in json_lines(text):
         for directive in line.get("_aws", {}).get("CloudWatchMetrics", []):

@@ -1,8 +1,10 @@
-"""A simulated AWS on loopback. It has its own process, because tests reset moto's global state in theirs.
+"""A simulated AWS on loopback, in a process of its own.
 
-    python -m tests.aws_server
+Tests reset moto's global state, which is that of their own process.
 
-prints its URL, and ends when its standard input is closed.
+python -m tests.aws_server
+
+prints the URL, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def main() -> None:
 
 
 def one_at_a_time(app: Callable[..., Any], turn: threading.Lock) -> Callable[..., Any]:
-    """Serializes requests: moto does not make a conditional put atomic, as S3 does."""
+    """Returns the app with its requests run one at a time.
+
+    S3 makes a conditional put atomic; moto does not.
+    """
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         with turn:
@@ -58,7 +63,9 @@ def one_at_a_time(app: Callable[..., Any], turn: threading.Lock) -> Callable[...
 
 
 def out_of_turn(wait: Callable[..., None], turn: threading.Lock) -> Callable[..., None]:
-    """Allows other requests, such as sending messages, while a request waits for messages."""
+    """Returns `wait` so that other requests, such as sending messages, run while a request waits for
+    messages.
+    """
 
     def waited(queue: Any, seconds: float) -> None:
         turn.release()

@@ -12,13 +12,13 @@ from packages import LAMBDA, Architecture
 
 ELF_MACHINES = {"x86_64": "EM_X86_64", "arm64": "EM_AARCH64"}
 OF_THE_RUNTIME = re.compile(r"(ld-linux-(x86-64|aarch64)|lib(c|m|dl|rt|z|pthread|resolv|gcc_s))\.so\.\d")
-"""The libraries of Lambda's minimal Amazon Linux 2023 image, which has no libstdc++."""
+"""The libraries of Lambda's minimal Amazon Linux 2023 image. It has no libstdc++."""
 
 GCC_OF_THE_RUNTIME = (11,)
 
 
 def lacking(package: Path, architecture: Architecture) -> Iterator[str]:
-    """Yields a line for each wrong processor, missing library or symbol that is too new."""
+    """Yields a line for each binary with a wrong processor, a missing library or a symbol that is too new."""
     binaries = [path for path in package.rglob("*.so*") if path.read_bytes().startswith(b"\x7fELF")]
     own = {path.name for path in binaries}
     if not own:

@@ -1,4 +1,4 @@
-"""Compaction jobs that are divided into key ranges, as Spark runs large ones, but in this process."""
+"""Compaction jobs divided into key ranges, as Spark divides large jobs, but run in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dormouse.writing.divided_compaction import Task, key_ranges, run_divided
 
 
 def compact_by_ranges(context: TableContext, parts: int = 3) -> CompactionReport:
-    """Runs a round whose jobs are divided into about `parts` key ranges."""
+    """Runs a round of compaction whose jobs are divided into about `parts` key ranges."""
 
     def run(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
         return [task.run(context) for task in tasks]

@@ -34,7 +34,10 @@ def rows(start: int, count: int = 100) -> pa.Table:
 
 @contextmanager
 def lake_of(dsn: str, folder: Path, layout: str) -> Iterator[Instance]:
-    """Yields an instance with a table `t` of two leaves: four files of one leaf each, and one of both."""
+    """Yields an instance with a table `t` of two leaves and five files.
+
+    Four files are in one leaf each, and one file is in both leaves.
+    """
     with dm.connect(dsn, (folder / "objects").as_uri()) as instance:
         table = instance.create_table("t", SCHEMA, layout=layout, split_points=[1_000], properties=PROMPT)
         for start in (0, 500, 1_000, 1_500):

@@ -15,7 +15,9 @@ STACK = "arn:stack"
 
 
 class CloudFormation:
-    """An HTTP server that takes answers at `url` and refuses the first `refusals` of them."""
+    """An HTTP server that receives the lambdas' answers at `url`, and refuses the first `refusals` of
+    them.
+    """
 
     def __init__(self) -> None:
         self.answers: list[dict[str, Any]] = []
@@ -72,9 +74,10 @@ def migration(url: str, **properties: str) -> dict[str, Any]:
 
 
 class Aws:
-    """A session with the services that `begin` calls. It records the payloads of invocations in `handed`.
+    """A substitute for a boto3 session, with the services that `begin` calls.
 
-    It also has the desired state and the status of the stack.
+    It records the payloads of lambda invocations in `handed`. It also has the desired state, and the status
+    of the stack.
     """
 
     def __init__(self) -> None:

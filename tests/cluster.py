@@ -26,7 +26,7 @@ Victim = Literal["executor", "worker"]
 
 
 class Cluster:
-    """A cluster; `url` is the master of a session. A worker has one core, so runs one executor."""
+    """A Spark cluster. `url` is the master for a session. A worker has one core, so it runs one executor."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
@@ -50,7 +50,9 @@ class Cluster:
         self._said(log, r"(Successfully registered) with master")
 
     def kill(self, pid: int, victim: Victim) -> None:
-        """Kills the executor that has the process, or its worker with all processes that it started."""
+        """Kills the executor that started the process, or its worker with all processes that the worker
+        started.
+        """
         of = psutil.Process(pid)
         executor = next(one for one in of.parents() if one.name() == "java")
         worker = next(one for one in self._workers if any(one.pid == up.pid for up in executor.parents()))
@@ -116,7 +118,7 @@ def cluster(folder: Path, environment: Mapping[str, str], workers: int = 2) -> I
 
 
 def wait_for(moment: Callable[[], str | None]) -> str:
-    """Calls `moment` until it does not return None, and returns the result."""
+    """Calls `moment` until it returns something other than None, and returns that result."""
     deadline = time.monotonic() + SECONDS_MAX
     while (found := moment()) is None:
         assert time.monotonic() < deadline

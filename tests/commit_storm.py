@@ -1,4 +1,6 @@
-"""Processes that commit to tables, apply commits and change whole tables, and log each answer."""
+"""Processes that commit to tables, apply commits and change whole tables, and log the outcome of each
+call.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,12 @@ from tests import storming
 SCHEMA = Schema([Field("key", LONG)])
 PROPERTIES = TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
 TABLES = ("quiet", "converted", "cleared", "dropped")
-"""The tables, named after the changes made to them besides commits."""
+"""The tables, each named after the changes of the whole table that happen during the commits."""
 ROWS = 3
 FUTILE = 10
-"""The number of requests in a row that can only be refused."""
+"""The number of consecutive requests that can only be refused."""
 BODY_BYTES_MAX = 600
-"""A limit so low that the bodies of some requests are stored as objects."""
+"""A limit that is so low that the bodies of some requests are stored as objects."""
 VISIBILITY_SECONDS = 1.5
 AHEAD_SECONDS = 300.0
 ROLES = (
@@ -56,7 +58,7 @@ ROLES = (
 
 @dataclass(frozen=True)
 class Storm:
-    """The place of a storm, and the DSN that its processes use."""
+    """The folder of a storm, and the DSN that its processes use."""
 
     dsn: str
     folder: Path
@@ -66,14 +68,14 @@ class Storm:
         return str(self.folder / "objects")
 
     def answers(self) -> list[Answer]:
-        """Returns the answers that all processes got, in no order."""
+        """Returns the answers that all processes received, in no order."""
         lines = [line for path in self.folder.glob("*.answers") for line in path.read_text().splitlines()]
         return [Answer(**json.loads(line)) for line in lines]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a call: applied, refused (nothing was applied) or unknown. Times are monotonic."""
+    """The outcome of a call: applied, refused (nothing was applied) or unknown. Times are monotonic."""
 
     what: str
     table: str
@@ -87,7 +89,7 @@ class Answer:
 
 
 class Signal:
-    """An event like `threading.Event`, stored as a file so that it survives killed processes."""
+    """An event like `threading.Event`, stored as a file, so that it outlives killed processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,7 +116,7 @@ class Ledger:
     def ask(
         self, what: str, table: str, table_id: int, name: str, work: Callable[[], Any], keys: Any = ()
     ) -> bool:
-        """Runs `work` and logs the answer; returns whether it was applied."""
+        """Calls `work` and logs the outcome; returns whether the work was applied."""
         began, error = time.monotonic(), ""
         try:
             answer = "unknown" if work() is False else "applied"
@@ -151,7 +153,7 @@ def set_clock_ahead() -> None:
 
 
 def hurry() -> None:
-    """Shortens the waits of this process, which normally take seconds."""
+    """Shortens this process's waits, which normally take seconds."""
     storming.hurry()
     session.COMMIT |= {"lock_timeout": 500}
     committer_module.AGAIN_SECONDS = 0.2
@@ -160,7 +162,7 @@ def hurry() -> None:
 
 
 def run(storm: Storm, work: Callable[..., None], number: int, seed: int, until: str) -> None:
-    """Runs `work` as a process of the storm: reconnects after lost connections, until the signal to stop."""
+    """Runs `work` as a process of the storm until the signal to stop; reconnects after lost connections."""
     rng, stop = random.Random(f"{seed} {work.__name__} {number}"), Signal(storm.folder / until)
     ledger = Ledger(storm, f"{work.__name__}-{number}-{time.monotonic_ns()}")
     hurry()
@@ -179,7 +181,7 @@ def commit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
 
 
 def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Signal) -> None:
-    """Ingests rows, and rewrites files with requests that are refused in part."""
+    """Ingests rows, and rewrites files by requests of which a part is refused."""
     while not stop.is_set():
         name = f"{number}-{time.monotonic_ns()}"
         try:
@@ -213,7 +215,7 @@ def ingest(table: Table, data: pa.Table, name: str) -> bool:
 
 
 def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random, about: Any) -> None:
-    """Claims a file and replaces it by a copy; the other half of the request is refused."""
+    """Claims a file and replaces it by a copy, in a request whose other half is refused."""
     context, name = table.context, about[2]
     free = [r for r in table.files.file_references() if r.job_id is None]
     if not free or (commits := context.async_commits) is None:

@@ -34,7 +34,10 @@ def replacement(
 
 
 def compaction(table: str, number: int) -> list[CommitRequest]:
-    """Returns the requests of a compaction of one file of 100 rows, last first, as the queue is unordered."""
+    """Returns the requests of a compaction of one file of 100 rows.
+
+    The last request comes first, because the queue has no order.
+    """
     old, new, job = f"old {number}", f"new {number}", f"job {number}"
     return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
 
@@ -47,7 +50,7 @@ def drained(instance: Instance, *requests: Any, **options: Any) -> dict[str, Com
 def drained_while_one_is_held(instance: Instance, show: str, **options: Any) -> list[CommitOutcome]:
     """Drains the requests of a compaction while another receiver holds the request that adds its file.
 
-    Runs the statement `show` after the requests were tried often; returns the outcomes.
+    After several tries of the other requests, runs the statement `show`. Returns the outcomes.
     """
     instance.submit([add("t", "old 1")])
     assert len(instance.commits.queues[0].receive(1, 0)) == 1

@@ -93,9 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def begun_apart(worker: str, workers: int) -> list[str]:
-    """Returns the folders of all tests, in an order that begins elsewhere for each worker.
+    """Returns the folders of all tests, in an order that begins at another folder for each worker.
 
-    A worker then finds modules that other workers have compiled, which takes longer than to import them.
+    A worker then finds modules that other workers have already compiled. Compiling takes longer than
+    importing.
     """
     folders = sorted(str(path) for path in TESTS.glob("*/") if any(path.rglob("test_*.py")))
     start = int(worker.removeprefix("gw")) * len(folders) // workers
@@ -103,11 +104,11 @@ def begun_apart(worker: str, workers: int) -> list[str]:
 
 
 def group(file: Path) -> str:
-    """Returns the group of a file. One worker runs all tests of a group.
+    """Returns the group of a test file. One worker runs all tests of a group.
 
-    A group is one file, or all files that use Spark in their own process, or all that use the CDK. Java and
-    the CDK's Node take seconds to start. The files import the CDK only in their tests, because each worker
-    imports all files.
+    A group is one file, or all files that use Spark in their own process, or all files that use the CDK. Java
+    and the CDK's Node take seconds to start. The files import the CDK only within their tests, because each
+    worker imports all files.
     """
     if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
         return "Node"
@@ -149,13 +150,15 @@ def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
 
 @pytest.fixture(scope="session", autouse=True)
 def spread_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Spreads the folders of tests on the disk, as the folders of the run are."""
+    """Spreads the folders of tests over the disk, as `run_folder` does for the folders of the run."""
     spread(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
 def server_dsn() -> Iterator[str]:
-    """Yields the DSN of a server that need not survive a power cut; each xdist worker has its own."""
+    """Yields the DSN of a server whose data need not survive a power cut; each xdist worker has its own
+    server.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tests-"))
     options = {
         "fsync": "off",
@@ -224,7 +227,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 def module_instance(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Instance]:
-    """Yields an instance that the tests of one module share."""
+    """Yields an instance that all tests of one module share."""
     with dm.connect(new_database(template_database), tmp_path_factory.mktemp("objects").as_uri()) as opened:
         yield opened
 
@@ -239,7 +242,7 @@ def table_t(instance: Instance) -> Table:
 def shared_supplier(
     new_database: Callable[[str], str], template_database: str
 ) -> Iterator[tuple[str, ConnectionSupplier]]:
-    """Yields the DSN and supplier of a database shared by tests that look only at their own tables."""
+    """Yields the DSN and supplier of a shared database. Its tests must look only at their own tables."""
     dsn = new_database(template_database)
     supplier = ConnectionSupplier(dsn, connections_max=16)
     yield dsn, supplier
@@ -367,7 +370,7 @@ def cloudformation() -> Iterator[CloudFormation]:
 def own_database(
     new_database: Callable[[str], str], template_database: str
 ) -> Iterator[tuple[str, ConnectionSupplier]]:
-    """Yields the DSN and supplier of a database for one module, whose tests only read it."""
+    """Yields the DSN and supplier of a database for one module. The module's tests only read it."""
     dsn = new_database(template_database)
     with closing(ConnectionSupplier(dsn)) as supplier:
         yield dsn, supplier
@@ -375,7 +378,7 @@ def own_database(
 
 @pytest.fixture(scope="session")
 def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder, to be copied, whose server was set up and stopped."""
+    """Returns an instance folder to copy, whose server was set up and then stopped."""
     folder = tmp_path_factory.mktemp("prepared")
     with EmbeddedPostgres(folder):
         pass

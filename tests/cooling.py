@@ -36,11 +36,13 @@ FOLD_STEPS = (
     "activated", "swapping", "swapped", "finished",
 )  # fmt: skip
 WITHIN = {"pointers", "swapping"}
-"""The steps inside a transaction, which other transactions may wait for."""
+"""The steps that happen within a transaction, for which other transactions may wait."""
 
 
 def key(name: str, at: datetime = AT) -> PayloadKey:
-    """Returns the key of a payload. Its kind is the first letter of its name, so a day has two kinds."""
+    """Returns the key of a payload. The kind is the first letter of the name, so tests can use two kinds in a
+    day.
+    """
     return PayloadKey("t", name, at, name[0])
 
 

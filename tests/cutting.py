@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 Passes = Callable[[bytes], int]
-"""Returns how many of the received bytes still pass. If fewer than all, the connection is cut."""
+"""A function that returns how many of the received bytes still pass.
+
+If it returns fewer than it received, the connection is cut.
+"""
 IMPATIENT = {
     "tcp_user_timeout": 2_000,
     "keepalives_idle": 1,
     "keepalives_interval": 1,
     "keepalives_count": 2,
 }
-"""DSN parameters with which a client soon notices that its peer has vanished."""
+"""DSN parameters with which a client soon notices that its server has vanished."""
 SERVER_SECONDS = 3.0
-"""The time that the server takes to notice a vanished client. The proxy simulates it on the Unix socket."""
+"""The time after which the server notices a vanished client. The proxy simulates this on the Unix socket."""
 CAN_VANISH = sys.platform == "linux"
 _SO_ATTACH_FILTER = 26
 _RETURN_0 = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -38,7 +41,7 @@ class Line:
     is_silent: bool = False
 
     def vanish(self) -> None:
-        """Drops every packet from the client from now on, without an acknowledgement.
+        """Drops every later packet from the client, without an acknowledgement.
 
         The kernel does this for a socket whose filter accepts no packet.
         """
@@ -53,9 +56,10 @@ class Line:
 
 
 class CuttingProxy:
-    """A proxy that calls `new_passes` for each direction of each connection to learn how many bytes pass.
+    """A proxy in front of a server that cuts connections after some bytes.
 
-    When a connection is to be cut, `vanishes` says whether the peer stops answering instead.
+    Each direction of a connection gets a function from `new_passes`, which decides how many bytes pass. When
+    a connection is to be cut, `vanishes` decides if the peer stops answering instead of closing.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class CuttingProxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def fall_silent(self) -> None:
-        """Stops answering on all connections, including those that are opened later."""
+        """Stops answering on all connections, even on those that are opened later."""
         self._is_silent = True
         for line in list(self._lines):
             line.vanish()
@@ -134,7 +138,7 @@ def end(*sockets: socket.socket) -> None:
 
 
 def until(answer: bytes) -> Callable[[], Passes]:
-    """Returns a `new_passes` that cuts the connection before the given bytes of the server's answer."""
+    """Returns a `new_passes` that cuts the connection just before these bytes of the server's answer."""
     return lambda: lambda data: 0 if answer in data else len(data)
 
 

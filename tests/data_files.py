@@ -28,7 +28,7 @@ SKETCHES = ".sketches"
 
 
 def rows_of(context: TableContext, keys: Iterable[Any]) -> pa.Table:
-    """Returns rows with these keys (tuples if there are several key columns), without values."""
+    """Returns rows that have these keys, and no values. Several key columns are given as tuples."""
     rows = [key if isinstance(key, tuple) else (key,) for key in keys]
     names = context.schema.names
     return pa.Table.from_pylist(
@@ -39,7 +39,7 @@ def rows_of(context: TableContext, keys: Iterable[Any]) -> pa.Table:
 def add_file(
     context: TableContext, name: str, keys: Iterable[Any], partition_ids: Sequence[str] = ("root",)
 ) -> str:
-    """Adds a file with a reference from each partition; returns its name."""
+    """Adds a file with these keys and a reference from each partition; returns the file's name."""
     name = f"{context.table.object_prefix}{name}.parquet"
     facts = write_object(context.objects, context.schema, name, rows_of(context, keys))
     alone = len(partition_ids) == 1
@@ -75,7 +75,7 @@ def write_object(objects: ObjectStore, schema: Schema, name: str, rows: pa.Table
 
 
 def keys_in(context: TableContext, filename: str) -> list[Any]:
-    """Returns the row keys of a file, in its order; plain values if there is one row key."""
+    """Returns the row keys of a file, in the file's order; with one key column, plain values."""
     with open_parquet(context.objects, filename) as file:
         rows = file.read(columns=list(context.schema.row_key_names)).to_pylist()
     keys = [tuple(row[name] for name in context.schema.row_key_names) for row in rows]
@@ -104,7 +104,7 @@ def merge_plan(
 
 @contextmanager
 def as_a_user_without_rights(folder: Path) -> Iterator[None]:
-    """Runs the block as a user that may change nothing in the folder."""
+    """Runs the block as a user without the right to change anything in the folder."""
     folder.chmod(0o500)
     root = os.geteuid() == 0
     if root:

@@ -45,7 +45,7 @@ def roles_of_aurora(server_dsn: str) -> Iterator[None]:
 
 
 def _take_from_index_databases(conn: psycopg.Connection[Any], server_dsn: str, role: str) -> None:
-    """Revokes a role's rights in the index databases of earlier tests, which stay as long as the server."""
+    """Revokes a role's rights in the index databases that earlier tests left on the server."""
     granted = """select distinct d.datname from pg_shdepend s
         join pg_database d on d.oid = s.dbid join pg_roles r on r.oid = s.refobjid
         where s.refclassid = 'pg_authid'::regclass and r.rolname = %s and d.datname like '%%\\_rows\\_%%'"""
@@ -77,7 +77,7 @@ def as_role(dsn: str, role: str) -> str:
 class Deployment:
     """A deployed database in which a payload day is being copied, and an index database.
 
-    Their DSNs are the administrator's; `mirror` is the function that copies writes to the day.
+    The DSNs are the administrator's. `mirror` is the function that copies each write to the day.
     """
 
     dsn: str
@@ -90,12 +90,12 @@ class Deployment:
 
 
 class _Stopped(BaseException):
-    """An error that stops the work half-way, as the death of its process would."""
+    """An error that stops the work half-way, like the death of its process."""
 
 
 @contextmanager
 def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
-    """Deploys into a database as its administrator, and uses each part with its own role."""
+    """Deploys into a database as its administrator, and then uses each part with its own role."""
     index = f"{conninfo_to_dict(dsn)['dbname']}_indexes"
     bring_up_to_date(dsn)
     make_row_databases(dsn, [index])
@@ -126,7 +126,10 @@ def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
 
 
 def _drop_when_left(dsn: str, database: str) -> None:
-    """Drops a database as its owner, once all sessions have ended: an owner may not end those of others."""
+    """Drops a database as its owner, once all sessions have ended.
+
+    An owner may not end the sessions of other roles.
+    """
     deadline = time.monotonic() + 60
     with psycopg.connect(dsn, autocommit=True) as conn:
         while True:

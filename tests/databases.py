@@ -103,7 +103,9 @@ class Databases:
         self._server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name_of(dsn))))
 
     def _is_as_new(self, dsn: str) -> bool:
-        """Ends all sessions, drops new tables and removes all rows; returns whether all else is unchanged."""
+        """Ends all sessions, drops new tables and removes all rows; returns whether all else is as in the
+        template.
+        """
         try:
             with psycopg.connect(dsn) as conn:
                 conn.execute("set lock_timeout = '5s'")
@@ -118,7 +120,10 @@ class Databases:
             return False
 
     def _is_left(self, dsn: str) -> bool:
-        """Waits briefly until no session is left, as sessions outlive connections; else returns False."""
+        """Waits briefly for all sessions to end; returns whether they have.
+
+        A session can outlive its connection.
+        """
         deadline = time.monotonic() + 5
         text = "select count(*) from pg_stat_activity where datname = %s"
         while self._server.execute(text, (name_of(dsn),)).fetchall() != [(0,)]:
@@ -151,7 +156,7 @@ class Databases:
 
 
 def empty_table(context: TableContext) -> bool:
-    """Removes all rows of a table; returns whether the table is then as new."""
+    """Removes all rows of a table; returns whether the table is then as it was when it was new."""
     table = context.table
     own = list(known_layout(table.layout).tables(table.table_id).values())
     with context.supplier.connection() as conn, conn.transaction():

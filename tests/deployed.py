@@ -33,7 +33,7 @@ Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
 
 @dataclass
 class FakeClock:
-    """A clock that only `sleep` advances. `at` lists (second, action); each action runs when it is due."""
+    """A clock that only `sleep` advances. `at` lists (second, action); each action runs at its second."""
 
     seconds: float = 0.0
     at: list[tuple[float, Any]] = field(default_factory=list)
@@ -73,7 +73,7 @@ def _session() -> Session:
 
 @dataclass
 class Deployed:
-    """The names of the resources that were made, and clients to inspect them."""
+    """The names of the resources of a deployed instance, and clients to inspect them."""
 
     id: str
     session: Any
@@ -93,7 +93,7 @@ class Deployed:
         return find(self.id, self.session)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of each part that pause and resume switch."""
+        """Returns the state of each part that pause and resume switch on or off."""
         rds, events, functions = (self.client(name) for name in ("rds", "events", "lambda"))
         parameter = self.client("ssm").get_parameter(Name=resources.state_parameter(self.id))
         return {
@@ -126,7 +126,7 @@ RUNNING = {
 def deploy(
     instance_id: str = "dev", *, engine: Engine = "emr-serverless", serverless: bool = True
 ) -> Deployed:
-    """Makes all resources that pause and resume switch, in the running state."""
+    """Makes all resources that pause and resume switch on or off, in the running state."""
     session = _session()
     queues, mappings, function = _commit(session, instance_id)
     names = {stack: f"dormouse-{instance_id}-{stack}" for stack in ("garbage", "compaction", "maintenance")}
@@ -194,7 +194,7 @@ def _function(session: Any, name: str, role: str, timeout: int) -> str:
 
 
 def make_function(deployed: Deployed, name: str, timeout: int) -> None:
-    """Makes the lambda of a schedule, which `deploy` only names."""
+    """Makes the lambda of a schedule. `deploy` only uses the lambda's name."""
     _function(deployed.session, name, _role(deployed.session, name), timeout)
 
 
@@ -245,13 +245,16 @@ def start_job_run(deployed: Deployed) -> str:
 
 
 def job_run_state(deployed: Deployed, run: str) -> str:
-    """Returns the state of a run from the listing of runs, as any other call of moto would end the run."""
+    """Returns the state of a run, as the listing of runs has it.
+
+    Any other call of moto would end the run.
+    """
     listed = deployed.client("emr-serverless").list_job_runs(applicationId=deployed.application)["jobRuns"]
     return str(next(one["state"] for one in listed if one["id"] == run))
 
 
 def receive_request(deployed: Deployed) -> str:
-    """Sends a commit request and receives it, as a lambda would; returns its receipt handle."""
+    """Sends a commit request and receives it, like a lambda; returns the receipt handle."""
     functions, sqs, url = deployed.client("lambda"), deployed.client("sqs"), deployed.queues[0]
     functions.update_event_source_mapping(UUID=deployed.mappings[0], Enabled=False)  # moto would invoke it
     sqs.send_message(QueueUrl=url, MessageBody="a request")
@@ -273,7 +276,7 @@ def start_emr_cluster(deployed: Deployed, name: str | None = None) -> str:
 
 @cache
 def _keyed_session() -> Any:
-    """Returns a shared session, which reads the descriptions of services only once."""
+    """Returns a shared session with credentials, which reads the descriptions of services only once."""
     return boto3.session.Session("key", "secret", region_name=REGION)
 
 

@@ -19,9 +19,10 @@ def dies_at(
     number: int,
     method: Literal["wait", "execute"] = "wait",
 ) -> bool:
-    """Runs the work in another process, which is killed before call `number`; returns whether it was.
+    """Runs the work in another process, which is killed just before its call `number`.
 
-    `method` is the call that is counted: `wait` is an exchange with the server, `execute` is a statement.
+    Returns whether the process was killed; otherwise it ended first. `method` is the call that is counted:
+    `wait` is an exchange with the server, `execute` is a statement.
     """
     child = os.fork()
     if child == 0:

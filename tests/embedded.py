@@ -35,7 +35,7 @@ def on_tcp() -> dict[str, str]:
 
 @contextmanager
 def other_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yields another process that has the folder open; it prints `joined` or `started`."""
+    """Yields another process that has the folder open. It has printed `joined` or `started`."""
     command = [sys.executable, "-c", OTHER_PROCESS, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -73,7 +73,9 @@ def tell(dsn: str, statement: str) -> None:
 
 
 def as_ordinary_user(work: Callable[[], None]) -> str:
-    """Runs `work` in a child process, as a user other than root; returns the error as a line, or ''."""
+    """Runs `work` in a child process, as a user other than root; returns the error as a line, or an empty
+    text.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,7 +1,7 @@
 """The doors to an instance. Each calls the same verbs with the same arguments and answers in the same form.
 
 A door has a method for each verb that it offers. An answer is JSON: a list of rows, or a report. A failure
-is the name of the error and its text.
+has the name of the error and its text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Where = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Failed:
-    """An error as a door reports it; `error` is None if the door does not name the class."""
+    """An error as a door reports it. `error` is the name of its class, or None if the door gives no name."""
 
     text: str
     error: str | None = None
@@ -66,7 +66,7 @@ def plain(value: Any) -> Any:
 
 
 def of_arrow(reader: pa.RecordBatchReader | pa.Table) -> Rows:
-    """Returns the rows of Arrow data; a map is a list of pairs."""
+    """Returns the rows of Arrow data as dicts; a map becomes a list of pairs."""
     table = reader if isinstance(reader, pa.Table) else reader.read_all()
     return [plain(row) for row in table.to_pylist()]
 
@@ -88,7 +88,7 @@ def _json_condition(condition: Any) -> Any:
 
 @dataclass
 class House:
-    """One instance, and the addresses by which each door opens it."""
+    """One instance, and for each door the address by which the door opens it."""
 
     instance: Instance
     client: Client
@@ -105,7 +105,7 @@ class House:
 
 
 class Door:
-    """The base of all doors, which return errors as answers."""
+    """The base of all doors. A door returns an error as its answer."""
 
     def __init__(self, house: House) -> None:
         self.house = house
@@ -119,7 +119,7 @@ class Door:
 
 
 class Python(Door):
-    """`dm.connect`."""
+    """The door `dm.connect`, in Python."""
 
     def query(self, table: str, where: Where = None, columns: Any = None, **how: Any) -> Rows:
         return of_arrow(self.house.instance.table(table).query(where, columns, **how))
@@ -186,7 +186,7 @@ class Python(Door):
 
 
 class Remote(Door):
-    """`dormouse.client`."""
+    """The door `dormouse.client`, in Python."""
 
     def query(self, table: str, where: Where = None, columns: Any = None, **how: Any) -> Rows:
         return of_arrow(self.house.client.table(table).query(where, columns, **how).read_all())
@@ -238,7 +238,7 @@ class Remote(Door):
 
 
 class Http(Door):
-    """`/v1`, called as with curl: JSON requests and JSON answers."""
+    """The door `/v1` of the service, called as with curl: JSON requests and JSON answers."""
 
     def query(self, table: str, where: Where = None, columns: Any = None, **how: Any) -> Rows | Failed:
         return self._lines(
@@ -289,7 +289,7 @@ class Http(Door):
 
 
 class Job(Door):
-    """`/v1/jobs`, called by the client: verbs that run as jobs."""
+    """The door `/v1/jobs` of the service, called by the client: verbs that run as jobs."""
 
     def query(self, table: str, where: Where = None, columns: Any = None, **how: Any) -> Rows | Failed:
         asked = {"table": table, "where": json_where(where), "columns": columns, **how}
@@ -343,7 +343,7 @@ class Job(Door):
 
 
 class CommandLine(Door):
-    """`dormouse`, in this process."""
+    """The door `dormouse`, the command line, run in this process."""
 
     def __init__(self, house: House, run: Callable[..., tuple[int, str, str]]) -> None:
         super().__init__(house)
@@ -517,7 +517,7 @@ def _name_of(listed: Any) -> str:
 
 
 def _typed(parameters: Any) -> Any:
-    """Returns parameter values as JSON; a value of a type that JSON lacks becomes an object."""
+    """Returns the values of parameters as JSON. A value of a type that JSON lacks becomes an object."""
     if isinstance(parameters, Mapping):
         return {name: _typed_value(value) for name, value in parameters.items()}
     return None if parameters is None else [_typed_value(value) for value in parameters]

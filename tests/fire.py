@@ -24,10 +24,10 @@ STEPS = 15
 ROWS = 10
 OWN_FILES = 3
 WAIT_SECONDS_MAX = 120.0
-"""Far longer than any wait, because the machine may be busy."""
+"""A time that is far longer than any wait, because the machine may be busy."""
 
 References = dict[str, tuple[int, str | None]]
-"""The rows and the job of each file that a partition refers to."""
+"""The files to which one partition refers, each with its row count and its job."""
 
 
 def partition_of(worker: int) -> str:
@@ -40,7 +40,10 @@ def shared_files() -> list[str]:
 
 
 def commits(store: FileReferenceStore, worker: int) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yields (commit id, update) of a worker, in order. Each step adds files and compacts them."""
+    """Yields the commit id and the update of each commit of a worker, in order.
+
+    Each step adds files and compacts them.
+    """
     partition = partition_of(worker)
     for step in range(STEPS):
         job = f"{worker}-{step}"
@@ -76,7 +79,7 @@ def expected(worker: int, applied: set[str]) -> References:
 
 
 class Workers:
-    """A controller that starts workers, kills them and receives the ids of their commits."""
+    """The controller of the workers. It starts and kills workers, and receives the ids of their commits."""
 
     def __init__(self, dsn: str, tables: list[TableRecord]) -> None:
         self._parent = subprocess.Popen(
@@ -97,7 +100,7 @@ class Workers:
         self._tell(str(worker))
 
     def next_commit(self) -> tuple[int, str]:
-        """Returns a worker and the id of its acknowledged commit, or "done"."""
+        """Returns a worker's number and the id of its next acknowledged commit, or "done" for its end."""
         while True:
             worker, pid, what = self._said.get(timeout=WAIT_SECONDS_MAX).split(maxsplit=2)
             if what == "started":
@@ -126,7 +129,7 @@ class Workers:
 
 
 def serve() -> None:
-    """Runs as the parent of the workers, and starts each worker whose number it reads."""
+    """Runs as the parent process of the workers. Starts a worker for each number that it reads."""
     dsn, tables = pickle.loads(bytes.fromhex(sys.stdin.readline()))  # noqa: S301
     while line := sys.stdin.readline():
         worker = int(line)

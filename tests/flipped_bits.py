@@ -23,7 +23,10 @@ def flipped(content: bytes, bit: int) -> bytes:
 
 
 def written(path: Path, content: bytes) -> None:
-    """Replaces the file by a new one, since a process that has the old one open or mapped keeps it."""
+    """Replaces the file by a new one.
+
+    A process that has the old file open or mapped keeps the old bytes.
+    """
     beside = path.with_name("beside")
     beside.write_bytes(content)
     beside.replace(path)

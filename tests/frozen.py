@@ -38,7 +38,10 @@ transaction._commit = frozen_commit
 
 
 class Frozen:
-    """A process that runs `_PROGRAM`, then a program. `freeze(name)` stops it once for each name."""
+    """A process that runs `_PROGRAM`, and then a given program.
+
+    In it, `freeze(name)` stops the process, once for each name.
+    """
 
     def __init__(self, program: str, *arguments: str) -> None:
         command = [sys.executable, "-c", _PROGRAM + program, *arguments]
@@ -46,7 +49,10 @@ class Frozen:
         self.said: list[str] = []
 
     def stops(self) -> Iterator[str]:
-        """Yields the name of each place where the process is frozen, then continues it, until it ends."""
+        """Yields the name of each place where the process is frozen; then continues the process.
+
+        Ends when the process ends.
+        """
         assert self._process.stdout is not None
         try:
             for line in self._process.stdout:

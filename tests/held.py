@@ -1,4 +1,4 @@
-"""Spark's Python workers. The first that has written or read something hangs until it is killed.
+"""Python workers of Spark, of which the first to write or read something hangs until it is killed.
 
 As `spark.python.daemon.module`, this module starts the Python workers of an executor.
 """
@@ -17,11 +17,14 @@ from pyspark import daemon
 from dormouse.objects.s3 import S3Store
 
 WRITES = "TEST_HELD_WRITES"
-"""The environment variable that names a file. The worker that creates it hangs after writing an object."""
+"""The environment variable with the path of a file.
+
+The worker that first creates this file hangs after it has written an object.
+"""
 
 
 def hold(held: str) -> None:
-    """Hangs in the first process that calls it."""
+    """Hangs in the first process that calls this function; `held` is the file that marks this."""
     try:
         with Path(held).open("x") as file:
             file.write(f"{os.getpid()}\n")
@@ -31,7 +34,7 @@ def hold(held: str) -> None:
 
 
 def reading(held: str) -> Any:
-    """Returns a step that passes batches on, and hangs after the first batch in the first process."""
+    """Returns a step that passes batches on. In the first process, the step hangs after the first batch."""
 
     def given(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

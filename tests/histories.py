@@ -1,6 +1,6 @@
 """Partition histories written directly to the database, without rows, and a naive model of them.
 
-Any run of neighbours may be replaced by any other partitions, as in PDP-32. The row key is one LONG.
+A change replaces any run of neighbours by any other partitions, as in PDP-32. The row key is one LONG.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bounds = tuple[int | None, int | None]
 
 @dataclass
 class Lived:
-    """A partition: the epochs during which it was a leaf, and its size when it was sealed."""
+    """A partition of the model: the epochs during which it was a leaf, and its size when it was sealed."""
 
     bounds: Bounds
     created: int
@@ -47,7 +47,7 @@ class Lived:
 
 @dataclass(frozen=True)
 class Change:
-    """The change that begins an epoch."""
+    """The change of leaves that begins an epoch."""
 
     at: datetime
     sealed: tuple[str, ...]
@@ -58,7 +58,7 @@ class Change:
 
 @dataclass
 class Story:
-    """A history that grows change by change. It begins with partitions that cover the key space."""
+    """A history of partitions that grows by changes. At first, its partitions cover the key space."""
 
     points: Sequence[int] = ()
     partitions: dict[str, Lived] = field(default_factory=dict)
@@ -73,14 +73,16 @@ class Story:
         return len(self.changes) - 1
 
     def leaves(self, epoch: int | None = None) -> list[str]:
-        """Returns the leaves at an epoch, in the order of their keys, computed from the changes alone."""
+        """Returns the leaves at an epoch, in the order of their keys. They are computed from the changes
+        alone.
+        """
         found = set[str]()
         for change in self.changes[: self.epoch + 1 if epoch is None else epoch + 1]:
             found = (found - {*change.sealed}) | {*change.created}
         return sorted(found, key=self._lower)
 
     def scale(self, sealed: Sequence[str], points: Sequence[int] = (), seconds: float = 1) -> list[str]:
-        """Replaces neighbours by partitions that are divided at the points; returns the new ids."""
+        """Replaces neighbouring leaves by new ones with boundaries at the points; returns the new ids."""
         whole = [self.partitions[one] for one in sealed]
         edges = (whole[0].bounds[0], *points, whole[-1].bounds[1])
         created = self._made(edges)
@@ -170,7 +172,7 @@ def rows(table: TableContext) -> tuple[set[str], set[int]]:
 
 
 def scaled(table: TableContext, epochs: int, seed: int = 1) -> dict[int, PartitionTree]:
-    """Splits and merges partitions of a table at random; returns the tree of each epoch."""
+    """Splits and merges partitions of a table at random; returns the tree after each epoch."""
     chosen, trees, points = random.Random(seed), dict[int, PartitionTree](), iter(range(1_000_000))
     while True:
         store = PartitionStore(table.supplier, table.table)

@@ -1,6 +1,7 @@
-"""Messages of a forger, a broken sender or a newer Dormouse: commit requests, mutated by a seed.
+"""Messages of a forger, a broken sender or a newer Dormouse: commit requests, changed at random by a seed.
 
-All are for one table, but can also name files of other tables, as a message can contain anything.
+All messages are addressed to one table, but they can name files of other tables, because a message can
+contain anything.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ NAMES = (
     "\ud800", "a\0b", "a\nb", "~", "-rf", "x" * 300, "y/" * 480 + "y", "instance.json.sketches",
     "data/t1/x", f"data/{'0' * 32}/x", "landing/a.parquet",
 )  # fmt: skip
-"""Names of files, some of which a table may have."""
+"""The names of files, some of which a table may have."""
 TABLES: dict[str, tuple[Any, ...]] = {
     "table_id": (None, True, -1, 0, 2**31 - 1, 2**31, 2**64, 999, "1", 1.5, [1], {"1": 1}),
     "table_uuid": ("", "0" * 32, "F" * 32, "0" * 31, 7, "data/../t", ["0" * 32]),
     "table": (None, "", "T", "nobody", "t\0", "\ud800", 7, ["t"], "x" * 300),
 }
-"""Values for the address of a message. None is another existing table, as that would be a valid request."""
+"""Invalid values for the address of a message. Another existing table is not among them: it would be
+valid.
+"""
 KINDS = (
     "add_files", "assign_job_ids", "replace_file_references", "split_file_references",
     "delete_collected_files", "split_partition",
@@ -80,7 +83,10 @@ class Forger:
         return self._pointer(text) if self._dice.random() < 0.1 else text
 
     def _theft(self, name: str) -> list[dict[str, Any]]:
-        """Returns requests, last first, that add and drop a file, so that garbage collection deletes it."""
+        """Returns requests that add and drop a file, the last first.
+
+        If they were applied, garbage collection would delete the file.
+        """
         job = {"job_id": f"theft {self._made}", "partition_id": "root"}
         return [
             self._head("replace_file_references") | {"requests": [{**job, "input_filenames": [name]}]},

@@ -62,7 +62,10 @@ def flights(rows: int, seed: int = 0, schema: Schema = SCHEMA) -> pa.Table:
 
 
 def check_holds(context: TableContext, *expected: pa.Table) -> None:
-    """Asserts that the table has exactly these rows, in sorted files with sketches and row counts by leaf."""
+    """Asserts that the table has exactly these rows.
+
+    Its files must be sorted, and have sketches and row counts for each leaf.
+    """
     references = list(context.store.file_references())
     names = {reference.filename for reference in references}
     stored = {name: _read(context, name) for name in names}

@@ -1,7 +1,7 @@
 """A job worker in its own process, which tests kill, stop and continue: `python -m tests.job_worker`.
 
-It has two kinds of job. `hold` writes its process id to the file that the request names, and returns when
-the file is deleted. `die` ends the process.
+The worker runs two kinds of jobs. `hold` writes its process id to the file that the request names, and
+returns when the file is deleted. `die` ends the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dormouse.postgres import ConnectionSupplier
 from tests.working import job_store
 
 LEASE_SECONDS = 3_600.0
-"""A lease so long that a busy machine does not let it expire; tests expire leases explicitly."""
+"""A lease that is so long that it does not expire on a busy machine; tests expire leases explicitly."""
 
 
 def hold(request: Any, progress: Progress) -> Any:
@@ -43,7 +43,7 @@ FUNCTIONS = {"hold": hold, "die": die}
 
 @contextmanager
 def job_worker(dsn: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yields a worker process, which runs until stopped or killed and prints its report to stdout."""
+    """Yields a worker process. It runs until it is stopped or killed, and prints its report to stdout."""
     command = [sys.executable, "-m", "tests.job_worker", dsn, str(folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]

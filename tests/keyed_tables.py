@@ -49,7 +49,7 @@ def delete_keys(table: Table, *keys: int, v: int | None = None) -> None:
 
 
 def seen(table: Table, instance: Instance, **how: Any) -> dict[int, int]:
-    """Returns the values by key, and asserts that all readers agree; `how` are options of `query`."""
+    """Returns the value of each key; asserts that all readers agree. `how` has options of `query`."""
     where = how.pop("where", None)
     listed = table.query(where, ["k", "v"], **how).read_all().to_pylist()
     found = {row["k"]: row["v"] for row in listed}
@@ -65,7 +65,7 @@ def seen(table: Table, instance: Instance, **how: Any) -> dict[int, int]:
 
 
 def begun(table: Table, *rows: Row, marks: list[bool] | None = None) -> Callable[[], None]:
-    """Begins a load and writes its files; returns a function that commits it."""
+    """Begins a load and writes its files; returns a function that commits the load."""
     context, stack = table.context, ExitStack()
     attempt = stack.enter_context(context.attempts.attempt(context.table, loads=True))
     load = keyed_rows(context, attempt, None if marks is None else MARKS)

@@ -1,4 +1,6 @@
-"""Partitions by column, as they are loaded from the database, and a tree of any size built from them."""
+"""Partitions as columns, in which form the database loads them, and trees of any size made of such
+columns.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ SCHEMA = Schema([Field("key", LONG)])
 
 
 def balanced_arrays(leaves: int) -> TreeArrays:
-    """Returns a balanced tree of epoch 0, split at the keys 1, 2, …; all ids but the root's are like p17."""
+    """Returns a balanced tree of epoch 0, split at the keys 1, 2, …; ids are like p17, except the root's."""
     rows, made = list[PartitionRow](), 0
     todo: list[tuple[str, str | None, bool | None, int, int]] = [("root", None, None, 0, leaves)]
     while todo:
@@ -32,7 +34,7 @@ def balanced_arrays(leaves: int) -> TreeArrays:
 
 
 def columns_of(rows: Sequence[PartitionRow], epoch: int) -> PartitionColumns:
-    """Returns partition rows as columns, as they were at an epoch."""
+    """Returns partition rows as columns, in their state at an epoch."""
     divided = [row.sealed_epoch is not None and row.sealed_epoch <= epoch for row in rows]
     splits = [row if has_split else _NO_SPLIT for row, has_split in zip(rows, divided, strict=True)]
     return PartitionColumns(

@@ -1,4 +1,4 @@
-"""A lease for tests, with its own SQL, as each user of `dormouse.postgres.lease` supplies it."""
+"""A lease for tests, with SQL of its own, which each user of `dormouse.postgres.lease` must supply."""
 
 from __future__ import annotations
 

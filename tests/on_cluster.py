@@ -1,8 +1,8 @@
-"""The driver of work that tests run on a cluster. It does one kind of work and prints the result as JSON.
+"""A driver that tests run on a Spark cluster. It does one kind of work and prints the result as JSON.
 
-    python -m tests.on_cluster WORK FOLDER [READING]
+python -m tests.on_cluster WORK FOLDER [READING]
 
-The environment names the instance and the cluster. `READING` is the file of `held.reading`.
+The environment names the instance and the cluster. `READING` is the file for `held.reading`.
 """
 
 from __future__ import annotations

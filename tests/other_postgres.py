@@ -1,4 +1,7 @@
-"""Tests on another PostgreSQL than the embedded one: DORMOUSE_TEST_POSTGRES is the folder of its programs."""
+"""The choice of another PostgreSQL than the embedded one for the tests.
+
+The variable DORMOUSE_TEST_POSTGRES is the folder of its programs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ VARIABLE = "DORMOUSE_TEST_POSTGRES"
 
 
 def use_what_is_named() -> None:
-    """Makes this process start servers of the given version. A folder without PostgreSQL ends the run."""
+    """Makes this process start servers of the PostgreSQL that the variable names.
+
+    The test run ends if that folder has no PostgreSQL.
+    """
     if not (named := os.environ.get(VARIABLE)):
         return
     programs = Path(named)

@@ -27,7 +27,7 @@ _numbers = count()
 
 
 def event(rng: random.Random, names: str = "abcdefgh") -> dict[str, Any]:
-    """Returns a row with one of some hundred keys, so that many rows have equal keys."""
+    """Returns a random row. There are only some hundred keys, so many rows have equal keys."""
     return {
         "name": rng.choice(names),
         "code": rng.choice([b"", b"\x00", b"\xff", b"\xff\x00"]),
@@ -76,7 +76,9 @@ def bag(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
 
 
 def read(lake: Lake, reader: pa.RecordBatchReader, at: Collection[int]) -> list[dict[str, Any]]:
-    """Returns all rows; replaces every file after the batches whose numbers are in `at`."""
+    """Returns all rows of the reader. After each batch whose number is in `at`, replaces all files of the
+    table.
+    """
     found: list[dict[str, Any]] = []
     for n, batch in enumerate(reader):
         found += batch.to_pylist()

@@ -1,7 +1,7 @@
 """A runner for the code blocks of a documentation page, in their order.
 
-Python runs in one namespace, shell in one environment, and both in one folder. Names of places that tests
-do not have, such as buckets, are replaced by names of places that they have.
+All Python runs in one namespace, all shell in one environment, and both in one folder. Names of places that
+tests do not have, such as buckets, are replaced by names of places that tests have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 FENCE = re.compile(r"^\s*```(\w+)$", re.MULTILINE)
 READ = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "ini": ConfigParser().read_string}
 DRAWN = {"mermaid"}
-"""Languages of blocks that are not run: `READ` blocks are only parsed. A test compares `DRAWN` diagrams."""
+"""The languages of diagrams. They are not run; a test compares them. `READ` blocks are only parsed."""
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"$`]*\"""")
 _GOES_ON = re.compile(r"dormouse (serve|maintain|committer|jobs worker)\b(?!.*--(once|drain|help))")
@@ -61,7 +61,7 @@ class Page:
         self.not_run: Counter[str] = Counter()
 
     def run(self, names: dict[str, Any]) -> None:
-        """Runs all blocks; the first that fails raises an error with its line."""
+        """Runs all blocks. A failing block raises an error with its line."""
         document = _sybil(
             {"python": self._python, "sh": self._shell, "sql": self._sql, **dict.fromkeys(READ, self._read)}
         ).parse(self.path)
@@ -92,7 +92,9 @@ class Page:
             raise AssertionError(f"{self.path.relative_to(ROOT)}:{example.line}: {error}") from None
 
     def _dormouse(self, command: str) -> None:
-        """Runs a command in this process, which has all imports; the user answers each question with yes."""
+        """Runs a command in this process, which has already imported everything; answers each question with
+        yes.
+        """
         for kind in [kind for kind in self._running if command.startswith(f"dormouse {kind}")]:
             self._end(kind)  # a page shows several ways to start the same program
         if _GOES_ON.match(command):
@@ -185,7 +187,7 @@ class Page:
 
 
 class _Person(io.StringIO):
-    """A stream that claims to be a terminal."""
+    """A stream that claims to be a terminal, like a person's."""
 
     def isatty(self) -> bool:
         return True
@@ -207,7 +209,7 @@ def first_block(path: Path, language: str) -> str:
 
 
 def parsed_blocks(path: Path) -> int:
-    """Returns the number of blocks that are run or parsed."""
+    """Returns the number of blocks on a page that are run or parsed."""
     found = _sybil(dict.fromkeys(["python", "sh", "sql", *READ], lambda example: None)).parse(path)
     return sum(not isinstance(example.parsed, tuple) for example in found.examples())
 

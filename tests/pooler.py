@@ -1,4 +1,4 @@
-"""PgBouncer between a client and PostgreSQL, as Debian packages it, if it is installed."""
+"""PgBouncer, as Debian packages it, between a client and PostgreSQL; tests use it if it is installed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _AS_NOBODY = [
     f"--inh-caps={_READS}",
     f"--ambient-caps={_READS}",
 ]
-"""A prefix for the command: PgBouncer refuses to run as root, but the server's socket is in root's folder."""
+"""The beginning of a command that runs PgBouncer.
+
+PgBouncer refuses to run as root, but the server's socket is in a folder of root.
+"""
 
 
 @contextmanager
 def pgbouncer(dsn: str, folder: Path, **settings: object) -> Iterator[str]:
-    """Pools the transactions of a database over few connections; yields the DSN of the pool."""
+    """Starts a pool that shares few connections to a database among transactions; yields the pool's DSN."""
     assert PGBOUNCER is not None
     given = conninfo_to_dict(dsn)
     with closing(socket.socket()) as free:

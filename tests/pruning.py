@@ -1,4 +1,4 @@
-"""The parts of files that a query skipped, from DataFusion's metrics."""
+"""The parts of files that a query skipped, read from DataFusion's metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PRUNED = re.compile(r"([\d.]+) total → ([\d.]+) matched")
 
 @dataclass(frozen=True)
 class Pruned:
-    """The number of rows of a query, (considered, matched) row groups and pages, and other metrics."""
+    """The number of rows that a query returned, and what its scans skipped.
+
+    Row groups and pages are pairs (considered, matched). There are also other metrics.
+    """
 
     rows: int
     metrics: dict[str, tuple[int, int]]
@@ -27,7 +30,7 @@ class Pruned:
 
 
 def plans_of(context: TableContext, monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[list[Any], int]:
-    """Returns the physical plans that a query ran, and the number of its rows."""
+    """Returns the physical plans that a query ran, and the number of rows that it returned."""
     plans = []
     execute = SessionContext.execute
 

@@ -1,4 +1,4 @@
-"""A table whose files a test writes directly, and its expected rows, to check queries against."""
+"""A table whose files a test writes directly, and the rows that its queries should return."""
 
 from __future__ import annotations
 
@@ -75,12 +75,14 @@ class Lake:
         self.all = arrow_schema(schema).empty_table()
 
     def table(self, rows: Sequence[dict[str, object]]) -> pa.Table:
-        """Returns rows as a table that is sorted like a file."""
+        """Returns rows as an Arrow table, sorted like a file of the table."""
         found = pa.Table.from_pylist(list(rows), schema=arrow_schema(self.schema))
         return found.sort_by([(name, "ascending") for name in self.schema.key_names])
 
     def add(self, rows: Sequence[dict[str, object]] | pa.Table, *, one_file: bool = False) -> list[str]:
-        """Adds rows: one file for each leaf that has some, or one file with a reference from each leaf."""
+        """Adds rows as one file for each leaf that has some, or as one file with a reference from
+        each leaf.
+        """
         table = rows if isinstance(rows, pa.Table) else self.table(rows)
         self.all = pa.concat_tables([self.all, table])
         lookup = LeafLookup(self.context.partitions.tree())
@@ -143,7 +145,7 @@ class Lake:
 
 
 def named(contexts: Mapping[str, TableContext]) -> Named:
-    """Returns tables that statements find by name."""
+    """Returns a function that finds tables by the names in statements."""
 
     def like(names: Iterable[str]) -> dict[str, TableContext]:
         lower = {name.lower() for name in names}
@@ -156,7 +158,7 @@ _engines: dict[str, Engine] = {}
 
 
 def engine(objects: ObjectStore) -> Engine:
-    """Returns the engine of a store; there is one for each store."""
+    """Returns the query engine of a store; each store has one."""
     return _engines.setdefault(objects.url, Engine(objects))
 
 

@@ -1,11 +1,11 @@
 """Processes that ingest into tables, maintain and read them, all at the same time, and check every answer.
 
-Their connections are cut or stop answering, and the processes are frozen at times. They are not killed,
+At times, their connections are cut or stop answering, and the processes are frozen. They are not killed,
 because each may hold a lock of the shared memory.
 
-A writer numbers its ingests, and makes each of them into all tables in turn. It records in shared memory
-which ingests it has begun and which were acknowledged. From this, a reader knows which rows must be in an
-answer and which may be.
+A writer numbers its ingests, and sends each ingest to all tables in turn. In shared memory, it records which
+ingests it has begun and which were acknowledged. From this, a reader knows which rows must be in an answer
+and which may be.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ SCHEMA = Schema(
 NAMES = ["", "a", "a\x00", "b", "c", "é", "😀"]
 COLUMNS = SCHEMA.names[:-1]
 BALLAST_BYTES = 2_000
-"""Ballast so large that files have several row groups, which are not all read at once."""
+"""The size of a column that makes files so large that they have several row groups.
+
+A query does not read all row groups at once.
+"""
 ROWS = 30
 WRITERS_MAX = 8
 COLLECTED_MEANWHILE = (
@@ -57,18 +60,23 @@ Answer = dict[tuple[int, int], list[Row]]
 
 @dataclass(frozen=True)
 class Storm:
-    """A storm: its tables, in the order in which writers fill them, and its processes' shared memory."""
+    """A storm: its tables, in the order in which writers fill them, and the shared memory of its
+    processes.
+    """
 
     dsn: str
     objects: str
     tables: tuple[TableRecord, ...]
     begun: Any
     acknowledged: Any
-    """`begun` and `acknowledged` count ingests by table and writer. These and the next are shared arrays."""
+    """The number of acknowledged ingests, by table and writer. `begun` counts the ingests that were begun.
+
+    These attributes, and the next two, are shared arrays.
+    """
     rounds: Any
     """The number of compactions, splits and collections of each table."""
     counts: Any
-    """Counts as listed in COUNTED, then the abandoned queries, then the calls that lost connections."""
+    """The counts that COUNTED lists, then the abandoned queries, then the calls that lost connections."""
     stop: Any
     failures: Any
 
@@ -118,7 +126,7 @@ def run(storm: Storm, work: Callable[..., None], number: int) -> None:
 
 
 def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer: int) -> None:
-    """Makes one ingest into each of the tables; some are sent twice."""
+    """Sends one ingest to each of the tables; sends some of them twice."""
     for table, context in enumerate(storm.contexts(supplier)):
         place = storm.place(table, writer)
         number = storm.begun[place]
@@ -133,7 +141,7 @@ def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer
 
 
 def has_ingested(storm: Storm, context: TableContext, data: pa.Table, ingest_id: str) -> bool:
-    """Returns whether the ingest was acknowledged."""
+    """Sends an ingest; returns whether it was acknowledged."""
     with may_be_lost(storm):
         ingest(context, data, ingest_id=ingest_id, engine="local", progress=None)
         return True
@@ -158,7 +166,7 @@ def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: 
 
 
 def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number: int) -> None:
-    """Runs queries over contexts that live for a while, so that their cached trees become outdated."""
+    """Runs queries over contexts that live for a while, so that the trees that they cache become outdated."""
     # small batches and pages, so that other processes commit while a plan is read
     scan_session._OPTIONS["datafusion.execution.batch_size"] = "16"
     table_view.PAGE_LEAVES = table_view.PAGE_LEAVES_MAX = 1 + 2 * (number % 2)
@@ -176,7 +184,7 @@ def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number:
 
 @dataclass
 class Asked:
-    """The ingests that were acknowledged before a query, to check its answer."""
+    """The ingests that were acknowledged before a query began, with which its answer is checked."""
 
     storm: Storm
     table: int
@@ -188,9 +196,10 @@ class Asked:
         return [array[self.storm.place(self.table, writer)] for writer in range(WRITERS_MAX)]
 
     def check(self, listed: list[Row], wanted: Callable[[Row], bool]) -> None:
-        """Asserts that every acknowledged row is there, and no row is there twice or was never written.
+        """Asserts that every acknowledged row is in the answer, no row twice, and no row that was never
+        written.
 
-        An ingest that was made during the query is there completely or not at all.
+        The rows of an ingest that ran during the query are in the answer completely or not at all.
         """
         begun = self.now(self.storm.begun)
         assert not [row for row, times in Counter(listed).items() if times > 1], "rows are doubled"
@@ -210,7 +219,7 @@ class Asked:
 
 
 def ask_all(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
-    """Reads all rows; half of the time slowly, so that the table changes before the end."""
+    """Reads all rows of a table. Half of the reads are slow, so that the table changes before their end."""
     asked = Asked(storm, table)
     pause = rng.choice([None, rng.randrange(20)])
     reader, found = query(context, columns=COLUMNS), list[Row]()
@@ -233,7 +242,7 @@ def ask_part(storm: Storm, table: int, context: TableContext, rng: random.Random
 
 
 def ask_some(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
-    """Reads with a limit: the rows before the last key must be all rows of that part of the table."""
+    """Reads with a limit. The answer must have all rows up to its last key."""
     asked, limit = Asked(storm, table), rng.randrange(1, 400)
     found = in_order(query(context, columns=COLUMNS, limit=limit))
     assert len(found) <= limit
@@ -245,7 +254,10 @@ def ask_some(storm: Storm, table: int, context: TableContext, rng: random.Random
 
 
 def ask_statement(storm: Storm, contexts: list[TableContext]) -> None:
-    """Reads all tables in one statement: an ingest in one table must be in all tables before it."""
+    """Reads all tables in one statement.
+
+    An ingest that is in the answer of one table must be in the answers of all tables before it.
+    """
     asked = [Asked(storm, table) for table in range(len(contexts))]
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     parts = [f"SELECT {t} AS t, {names} FROM {c.table.name}" for t, c in enumerate(contexts)]
@@ -262,7 +274,7 @@ def ask_statement(storm: Storm, contexts: list[TableContext]) -> None:
 
 
 def ask_few(storm: Storm, table: int, context: TableContext, rng: random.Random) -> None:
-    """Counts the rows, and reads any few of them."""
+    """Counts the rows of a table, and reads any few of them."""
     asked, limit, name = Asked(storm, table), rng.randrange(1, 200), context.table.name
     [(number,)] = rows(sql({name: context}, f"SELECT count(*) FROM {name}"))
     begun = sum(asked.now(storm.begun))
@@ -297,7 +309,7 @@ def count(storm: Storm, what: str, number: int = 1) -> None:
 
 @contextmanager
 def may_be_given_up(storm: Storm) -> Iterator[None]:
-    """Counts a query that failed because files were collected faster than it read them, which may happen."""
+    """Counts a query that failed because its files were collected before it read them, which may happen."""
     try:
         yield
     except ObjectNotFound as error:

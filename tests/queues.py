@@ -1,4 +1,4 @@
-"""Helpers for tests of the commit queue: numbers of new queues, and processes that receive."""
+"""Helpers for tests of the commit queue: numbers for new queues, and processes that receive messages."""
 
 from __future__ import annotations
 

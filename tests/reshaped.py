@@ -83,14 +83,14 @@ def check(table: Table, instance: Instance, model: Naive, as_of: When | None = N
 
 @dataclass
 class Shaped:
-    """A table and its model, changed together."""
+    """A table and its model, to which the same changes are made."""
 
     instance: Instance
     table: Table
     model: Naive
     moments: dict[str, Naive] = field(default_factory=dict)
     deleted: dict[int, list[int]] = field(default_factory=dict)
-    """The ids of the columns in each deletion's condition, by deletion id."""
+    """The ids of the columns in the condition of each deletion."""
 
     @staticmethod
     def made(instance: Instance, schema: Schema, **options: Any) -> Shaped:
@@ -177,7 +177,7 @@ def rename_keys(to: Shaped) -> None:
 
 
 def swap_names(to: Shaped) -> None:
-    """Swaps the names of two columns: older files must not be read by name."""
+    """Swaps the names of two columns. A reader that reads older files by name then gives wrong values."""
     to.rename("i", "x")
     to.rename("f", "i")
     to.rename("x", "f")
@@ -194,7 +194,7 @@ def drop(to: Shaped) -> None:
 
 
 def drop_and_add(to: Shaped) -> None:
-    """Drops a column and adds another with its name: the old values must not come back."""
+    """Drops a column and adds another with the same name. The old values must not come back."""
     to.drop("note")
     to.add(dm.Field("note", dm.STRING, nullable=True))
 

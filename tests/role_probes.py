@@ -1,4 +1,4 @@
-"""Statements that prove the lines of docs/security.md about roles, by role, verb and first words."""
+"""Statements that prove what docs/security.md says about roles, by role, verb and first words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ CAN, CANNOT = "can", "cannot"
 
 
 class Probe(NamedTuple):
-    """Statements that all succeed, or are all refused, each in a transaction that is rolled back."""
+    """A group of statements that all succeed, or are all refused. Each runs in a transaction that is rolled
+    back.
+    """
 
     statements: tuple[str, ...]
     in_index: tuple[str, ...] = ()
@@ -265,4 +267,4 @@ OTHERWISE = {
     ("each of these, where a superuser migrates", CANNOT, "make large objects"),
     ("each of these, on Aurora and RDS", CAN, "make large objects"),
 }
-"""Lines that separate tests prove."""
+"""The lines of the page that have their own tests."""

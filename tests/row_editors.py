@@ -1,4 +1,6 @@
-"""A process that edits a row table for a while, beside others, and logs each accepted change as a line."""
+"""A process that edits a row table for a while, beside others like it, and logs each accepted change as a
+line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from dormouse.errors import IndexNotReady, PageExpired, RowConflict, RowNotFound
 from dormouse.rows.changes import Change, Changed, changes_json
 
 SHARED = 60
-"""The number of names by which upserts of all editors find the same rows."""
+"""The number of names for upserts. It is small, so that the upserts of all editors find the same rows."""
 
 PAGE_ROWS = 500
 NOTE = dm.Column("note", "STRING", default="none")
@@ -25,7 +27,7 @@ Row = dict[str, Any]
 
 
 class Editor:
-    """An editor that reads rows and changes them; the change is refused if another editor came first."""
+    """An editor that reads rows and changes them. A change is refused if another editor was faster."""
 
     def __init__(self, table: RowTable, number: int, rows: int, log: TextIO) -> None:
         self._table = table
@@ -84,7 +86,7 @@ class Editor:
         self._note({"upsert": rows}, done)
 
     def page(self) -> None:
-        """Reads all pages of a query, which must show one version while other editors change rows."""
+        """Reads all pages of a query, which must all show one version although other editors change rows."""
         try:
             page = self._table.query(QUERY, PAGE_ROWS, wait_seconds=30)
             rows, ids = list(page.rows), list(page.row_ids or ())

@@ -1,4 +1,4 @@
-"""Helpers for tests of the indexes of row tables: rows of all kinds, and queries that wait for the index."""
+"""Helpers for tests of row tables' indexes: rows of all kinds, and queries that wait for the index."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows_of(count: int) -> list[dict[str, Any]]:
 
 
 def query_when_ready(rows: RowTable, *args: Any, seconds_max: float = 60, **more: Any) -> Page:
-    """Queries a row table, and retries while its index is not ready."""
+    """Queries a row table; retries while the table's index is not ready."""
     deadline = time.monotonic() + seconds_max
     while True:
         try:
@@ -87,7 +87,7 @@ def all_pages(rows: RowTable, page: Page) -> list[Page]:
 
 
 def builds_of(instance: dm.Instance, rows: RowTable) -> tuple[Builds, int]:
-    """Returns the builds of the database that has the index of a table, and the id of the index's build."""
+    """Returns the builds in the database that has a table's index, and the id of that index's build."""
     looked = instance.row_indexes.indexing.placements.look(rows.table_id)
     assert looked.database is not None
     assert looked.build_id is not None
@@ -95,13 +95,13 @@ def builds_of(instance: dm.Instance, rows: RowTable) -> tuple[Builds, int]:
 
 
 def of_files(rows: RowTable, version: int | None = None) -> list[tuple[Any, ...]]:
-    """Returns the rows in the files, by id."""
+    """Returns the rows as the table's files have them, by id."""
     with rows.current(version) as reader:
         return [tuple(row.values()) for row in reader.read_all().to_pylist()]
 
 
 def of_index(rows: RowTable) -> list[tuple[Any, ...]]:
-    """Returns the rows in the index, by id."""
+    """Returns the rows as the index has them, by id."""
     names = ", ".join(column.name for column in rows.columns() if column.type != "JSON")
     page = query_when_ready(rows, f"select row_id, row_version, {names} from {rows.name}", 100_000)
     return page.rows
@@ -117,6 +117,6 @@ def same(left: Any, right: Any) -> bool:
 
 
 def is_as_the_files(rows: RowTable) -> bool:
-    """Returns whether the index has the same rows as the files; JSON is not compared."""
+    """Returns whether the index has the same rows as the files; JSON columns are not compared."""
     columns = [n for n, column in enumerate(rows.columns(), start=2) if column.type != "JSON"]
     return same(of_index(rows), [tuple(row[n] for n in (0, 1, *columns)) for row in of_files(rows)])

@@ -15,7 +15,7 @@ Cells = Mapping[int, Any]
 
 @dataclass(frozen=True)
 class Known:
-    """A column with a unique number that is never reused."""
+    """A column with a number of its own, which is never reused."""
 
     number: int
     name: str
@@ -33,14 +33,18 @@ class Known:
 
 @dataclass
 class RowModel:
-    """A row table. `rows` has each row's versions, None for a deletion; `columns` those since a version."""
+    """A model of a row table.
+
+    - `rows`: each row's versions, with None for a deletion.
+    - `columns`: the columns, by the version since which they were valid.
+    """
 
     columns: list[tuple[int, tuple[Known, ...]]]
     rows: dict[int, dict[int, Cells | None]] = field(default_factory=dict)
     version: int = 0
     numbers: int = 100
     added: dict[int, Any] = field(default_factory=dict)
-    """The value, by column number, of later columns in rows that are older."""
+    """The values, by column number, that a row has in columns that were added after it."""
 
     @staticmethod
     def of(columns: Sequence[dm.Column]) -> RowModel:
@@ -52,12 +56,12 @@ class RowModel:
         return [columns for since, columns in self.columns if since <= wanted][-1]
 
     def newest(self, row_id: int, version: int | None = None) -> int:
-        """Returns the newest version of a row, or its version as of a table version; 0 if there is none."""
+        """Returns the newest version of a row, or the newest up to a table version; 0 if there is none."""
         wanted = self.version if version is None else version
         return max((v for v in self.rows.get(row_id, {}) if v <= wanted), default=0)
 
     def read(self, row_id: int, version: int, as_of: int | None = None) -> dict[str, Any] | None:
-        """Returns a version of a row, with the columns of that time; None if it is a deletion."""
+        """Returns a version of a row, with the columns that the table then had; None if it is a deletion."""
         cells = self.rows[row_id][version]
         if cells is None:
             return None
@@ -83,7 +87,7 @@ class RowModel:
     def change(self, changes: Sequence[Any]) -> dict[str, int]:
         """Applies a change and returns its counts.
 
-        Raises `InvalidColumn`, `InvalidRow` or `RowConflict`, and then changes nothing.
+        Raises `InvalidColumn`, `InvalidRow` or `RowConflict`; the model is then unchanged.
         """
         trial = copy.deepcopy(self)
         counts = _Replay(trial, list(changes)).run()
@@ -117,7 +121,7 @@ class _Replay:
         return self.counts
 
     def _column(self, number: int, change: Any) -> None:
-        """Applies a change of columns, or raises an error before any row is checked."""
+        """Applies a change of the columns. It raises its errors before any row is checked."""
         columns = list(self.columns)
         names = {c.name.lower(): c for c in columns}
         if isinstance(change, dm.AddColumn):
@@ -171,7 +175,10 @@ class _Replay:
             self.model.rows.setdefault(row_id, {})[self.model.version] = cells
 
     def _is_unchanged(self, row_id: int | None, cells: Cells | None) -> bool:
-        """Returns whether the cells equal the row's values. With a retyped column, all rows are rewritten."""
+        """Returns whether cells equal the row's present values; False if a column is retyped.
+
+        With a retyped column, all rows are rewritten.
+        """
         if row_id is None or cells is None or self.retyped:
             return False
         old, added = self.before.rows[row_id][self.before.newest(row_id)] or {}, self.model.added
@@ -217,7 +224,7 @@ class _Replay:
         return row_id
 
     def _rewrite(self) -> None:
-        """Converts the values of retyped columns; rewritten rows get a new version."""
+        """Converts the values of retyped columns, and gives each rewritten row a new version."""
         versions = [v for versions in self.model.rows.values() for v in versions]
         new = {v for v in versions if v > self.before.version}
         for row_versions in self.model.rows.values():

@@ -117,7 +117,7 @@ _direction = st.sampled_from(["", " desc", " asc nulls first", " desc nulls last
 
 @st.composite
 def plain(draw: st.DrawFn) -> str:
-    """Draws a query of rows with a total order."""
+    """Draws a query of rows that has a total order."""
     items = draw(st.one_of(st.just("*"), st.lists(_expression, min_size=1, max_size=3).map(", ".join)))
     orders = draw(st.lists(st.sampled_from(["name", "n", "x", "d", "b", "n + 1"]), max_size=2, unique=True))
     listed = ", ".join([*(one + draw(_direction) for one in orders), "row_id"])
@@ -126,7 +126,7 @@ def plain(draw: st.DrawFn) -> str:
 
 @st.composite
 def grouped(draw: st.DrawFn) -> str:
-    """Draws a query of groups or distinct rows, with a total order."""
+    """Draws a query of groups or of distinct rows that has a total order."""
     if draw(st.booleans()):
         items = draw(
             st.lists(st.sampled_from(["name", "n", "b", "n % 3"]), min_size=1, max_size=2, unique=True)
@@ -145,7 +145,9 @@ _LITERAL = re.compile(r"'(?:[^']|'')*'|(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e\d+)?(
 
 
 def with_parameters(text: str) -> tuple[str, dict[str, object]]:
-    """Returns a query with parameters for the literals of its condition and LIMIT, and their values."""
+    """Returns a query whose literals in the condition and LIMIT became parameters, and the parameters'
+    values.
+    """
     values: dict[str, object] = {}
 
     def named(literal_match: re.Match[str]) -> str:
@@ -367,7 +369,7 @@ select *
 select , from t
 selec * from t
 """.strip().splitlines()
-"""Statements that must each be refused."""
+"""Statements, each of which must be refused."""
 
 WORDS = frozenset({
     "select", "distinct", "from", "where", "group", "by", "order", "limit", "offset", "and", "or",
@@ -385,7 +387,7 @@ _TOKEN = re.compile(
 
 
 def is_ours(text: str) -> bool:
-    """Returns whether a statement consists only of known words, names and numbers, and of parameters."""
+    """Returns whether a statement consists only of words of the language, names, numbers and parameters."""
     place = 0
     while place < len(text):
         found = _TOKEN.match(text, place)

@@ -1,4 +1,4 @@
-"""A folder that contains all that a run of the tests makes. It is deleted, however the run ends.
+"""A folder that contains all files of a test run. It is deleted at the end of the run, even after a crash.
 
 The run sets TMPDIR to the folder, and sets an environment variable that identifies the processes that it
 started. A watchdog outside of the run waits for the end of pytest. Then it ends the processes that are left
@@ -33,7 +33,7 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class RunFolder:
-    """The plugin of the process that runs pytest; workers inherit its environment."""
+    """The plugin of the process that runs pytest; xdist workers inherit its environment."""
 
     def __init__(self, seconds_max: float = SECONDS_MAX) -> None:
         self._seconds_max = seconds_max  # the time that processes have to end by themselves
@@ -66,9 +66,9 @@ class RunFolder:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _left_behind(self) -> list[str]:
-        """Returns a line for each process left, except Python's helpers, Spark's Java and the CDK's Node.
+        """Returns a line for each process that the run left behind.
 
-        Those end with this process.
+        Python's helpers, Spark's Java and the CDK's Node are not listed, because they end with this process.
         """
         ours = [one for one in psutil.Process().children() if _program(one) in {"java", "node"}]
         ending = {one.pid for each in ours for one in (each, *each.children(recursive=True))}
@@ -94,10 +94,10 @@ class RunFolder:
 
 
 def spread(folder: Path) -> None:
-    """Makes ext4 spread the folders in this one over the disk. Has no effect on other file systems.
+    """Makes ext4 spread new folders below this one over the disk. Has no effect on other file systems.
 
-    In one place, ext4 would search for an inode that was not freed in the last seconds, among the thousands
-    that the tests have just freed, for each new file.
+    Tests free thousands of inodes. ext4 does not reuse an inode for some seconds after it was freed. If all
+    folders were in one place, ext4 would search among all these inodes for each new file.
     """
     with suppress(OSError):
         subprocess.run(["chattr", "+T", folder], check=False, stderr=subprocess.DEVNULL)
@@ -138,7 +138,9 @@ def _belongs_to(process: psutil.Process, folder: str) -> bool:
 
 
 def _program(process: psutil.Process) -> str:
-    """Returns the name of a process's program. The name of the process may be a thread's, as with Node."""
+    """Returns the name of a process's program. (The name of a process may be that of a thread, as
+    with Node.)
+    """
     with suppress(psutil.Error):
         return Path(process.exe()).name
     return ""
@@ -160,7 +162,10 @@ def _is_unlocked(folder: Path) -> bool:
 
 
 def main(folder: Path) -> None:
-    """Runs the watchdog: waits until its input or its parent ends, as a fork may keep the input open."""
+    """Runs the watchdog, which waits until its input or its parent ends.
+
+    Its input alone is not enough, because a fork may keep it open.
+    """
     parent = psutil.Process().ppid()
     while os.getppid() == parent and not select.select([sys.stdin], [], [], 1)[0]:
         pass

@@ -44,7 +44,10 @@ EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table
 
 @contextmanager
 def runner(table: TableContext, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Yields a process that runs the script on a table, its `address`; kills the process at the end."""
+    """Yields a process that runs the script on a table; kills the process at the end.
+
+    The script finds the table's address in `address`.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPING + script, *arguments],
         stdin=subprocess.PIPE,
@@ -83,6 +86,8 @@ def ended(process: subprocess.Popen[str], seconds_max: float = EXIT_SECONDS_MAX)
 
 
 def the_dead_are_known(table: TableContext) -> None:
-    """Expires the leases and write attempts of a table, as a fresh embedded start does for all tables."""
+    """Expires the leases and write attempts of a table. A new start of an embedded server does this for all
+    tables.
+    """
     for text in (EXPIRE_LEASE, "update write_attempt set abandoned_at = now() where table_id = %s"):
         query(table.supplier, text, table.table.table_id)

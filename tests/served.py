@@ -33,7 +33,10 @@ def service(instance: Instance, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def answering(answer: Callable[[bytes], bytes]) -> Iterator[str]:
-    """Yields the URL of a server that reads one request per connection, answers with bytes and closes it."""
+    """Yields the URL of a server that reads one request on each connection, answers, and closes it.
+
+    `answer` returns the bytes of the answer.
+    """
     with listening() as (server, url):
         thread = threading.Thread(target=_serve, args=(server, answer), daemon=True)
         thread.start()
@@ -60,7 +63,7 @@ def _serve(server: socket.socket, answer: Callable[[bytes], bytes]) -> None:
 
 
 def request_on(connection: socket.socket) -> bytes:
-    """Reads a request, with its body if it has a content length."""
+    """Reads a request from a connection; if it has a content length, its body too."""
     text = b""
     while b"\r\n\r\n" not in text:
         text += connection.recv(65_536) or b"\r\n\r\n"

@@ -22,7 +22,7 @@ from dormouse.settings.service import load_service_settings
 
 SECONDS_MAX = 60.0
 SMALL: dict[str, Any] = {"port": 0, "shutdown_seconds_max": 0, "sql_workers": 0}
-"""Settings of a server that starts and stops at once, and runs SQL in the process of the test."""
+"""Settings of a server that starts and stops without a wait, and runs SQL in the process of the test."""
 # the server has no TLS: do not load certificates in each call
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 http_get, http_post = partial(httpx.get, verify=_NO_TLS), partial(httpx.post, verify=_NO_TLS)
@@ -86,7 +86,7 @@ def computes_nothing() -> bool:
 
 
 class Endless:
-    """An endless source of batches, which counts them and records when its reader is closed."""
+    """An endless source of batches. It counts the batches, and records when its reader is closed."""
 
     schema = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
@@ -128,7 +128,7 @@ class Stuck:
 
 
 def connected(url: str, *, receive_bytes: int | None = None) -> socket.socket:
-    """Returns a socket that is connected to a server, with a receive buffer of `receive_bytes`, if given."""
+    """Returns a socket that is connected to a server; `receive_bytes` sets the size of its receive buffer."""
     parts = urlsplit(url)
     found = socket.socket(socket.AF_INET)
     found.settimeout(SECONDS_MAX)
@@ -139,7 +139,7 @@ def connected(url: str, *, receive_bytes: int | None = None) -> socket.socket:
 
 
 def request(path: str, body: bytes, *headers: str) -> bytes:
-    """Returns a request as the bytes of HTTP."""
+    """Returns an HTTP request as bytes."""
     lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 

@@ -40,7 +40,7 @@ class Spark(Door):
         return of_arrow(self._frame(table, None, columns, **moments, **how).toArrow())
 
     def ingest(self, table: str, content: bytes, name: str, **how: Any) -> None:
-        """Adds the rows of a file. Columns that the table lacks are whole numbers."""
+        """Adds the rows of a file. A column that the table lacks becomes a column of whole numbers."""
         path = self.house.put(name, content)
         types = {one.name: str(one.type) for one in self.house.instance.table(table).schema.fields}
         reader = self._session.read

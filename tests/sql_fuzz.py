@@ -1,6 +1,6 @@
-"""Random tables, random changes of them, and statements in between.
+"""Random tables, random changes of these tables, and statements that are checked between the changes.
 
-A history is a list of steps, which can be printed, repeated, and shrunk while it still shows the fault.
+A history is a list of steps. It can be printed, repeated, and made shorter while it still shows the fault.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEPS = 16
 """The number of steps in a round."""
 SHRINKING_SECONDS = 60.0
 INEXACT = {5e-324, 1e300, 2.0**53}
-"""Doubles whose sum depends on the order."""
+"""Doubles whose sum depends on the order of the additions."""
 T = TypeVar("T")
 
 
@@ -72,7 +72,9 @@ History: TypeAlias = Sequence[Step]
 
 
 def creations(random: Random) -> list[Create]:
-    """Returns tables: plain ones, one that aggregates rows, and one that filters rows by age."""
+    """Returns definitions of tables: plain ones, one that aggregates rows, and one that filters rows
+    by age.
+    """
     return [
         Create("a", _schema(random), {}),
         Create("b", _schema(random), {"ingest_file_writing": "one_reference_per_leaf"}),
@@ -91,7 +93,10 @@ def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:
 
 
 def row(random: Random, made: Create) -> Row:
-    """Returns a random row. Doubles to be summed have the same sum in any order, as a join may compare it."""
+    """Returns a random row.
+
+    Doubles that a query may sum have the same sum in any order, because a join may compare the sums.
+    """
     is_summed = "sum(" in made.properties.get("aggregate", "")
 
     def value(field: Field) -> Any:
@@ -126,7 +131,7 @@ def _aggregated(schema: Schema) -> Create:
 
 
 def merged(schema: Schema, aggregate: str, rows: Sequence[Row]) -> list[Row]:
-    """Returns one row for each key, as an `aggregate` property says; NaN is the largest number."""
+    """Returns one row for each key, merged by an `aggregate` property; NaN counts as the largest number."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for one in rows:
         groups[tuple(one[name] for name in schema.key_names)].append(one)
@@ -203,7 +208,7 @@ class Lake:
 
 @dataclass
 class Tally:
-    """The counts of statements by outcome."""
+    """The number of statements with each outcome."""
 
     asked: int = 0
     refused: int = 0
@@ -211,16 +216,16 @@ class Tally:
 
 
 class Fuzz:
-    """Histories on an instance, with statements in between."""
+    """A runner of random histories on an instance, with statements between the steps."""
 
     def __init__(self, instance: Instance, judges: Judges) -> None:
         self.instance = instance
         self._judges = judges
 
     def run(self, seed: int, rounds: int, statements: int) -> Tally:
-        """Runs random histories and statements; returns their counts.
+        """Runs random histories and statements; returns the number of statements with each outcome.
 
-        Raises AssertionError, with a script that reproduces it, for a wrong answer.
+        For a wrong answer, raises AssertionError with a script that reproduces it.
         """
         random, tally = Random(seed), Tally()
         lake, made = Lake(self.instance), creations(random)
@@ -244,7 +249,7 @@ class Fuzz:
         return tally
 
     def ask(self, lake: Lake, history: History, statement: Statement) -> Verdict:
-        """Checks one statement on a lake after a history; raises AssertionError as `run` does."""
+        """Checks one statement after a history; raises an AssertionError like that of `run`."""
         verdict = self._verdict(lake, statement)
         if verdict.wrong:
             raise AssertionError(script(self._shrunk(history, statement), statement, verdict.wrong))
@@ -266,7 +271,9 @@ class Fuzz:
         return kept
 
     def _wrong(self, history: History, statement: Statement) -> bool:
-        """Returns whether a statement is answered wrongly; False if the history cannot be repeated."""
+        """Returns whether a statement gets a wrong answer after a history; False if the history cannot be
+        repeated.
+        """
         with suppress(DormouseError, duckdb.Error, psycopg.Error, KeyError):
             lake = Lake(self.instance)
             for step in history:
@@ -286,7 +293,10 @@ class Fuzz:
 
 
 def _fewest(items: Sequence[T], wrong: Callable[[list[T]], bool]) -> list[T]:
-    """Returns the items that are left when no part of them, down to one item, can be removed."""
+    """Returns the items that are left after removing all that is not needed for `wrong` to be true.
+
+    Parts are removed in ever smaller sizes, down to one item.
+    """
     kept, size = [*items], len(items)
     while size:
         for first in reversed(range(0, len(kept), size)):

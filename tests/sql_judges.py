@@ -1,4 +1,6 @@
-"""Judges of answers to statements: DuckDB with the rows in its own tables, and PostgreSQL."""
+"""Judges of the answers to statements: DuckDB with the rows in its own tables, and PostgreSQL with
+the same.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Judges:
             self._postgres.close()
 
     def learn(self, tables: Mapping[str, pa.Table]) -> None:
-        """Replaces all tables of the judges by these."""
+        """Replaces all tables of the judges by the given ones."""
         for [name] in self._duckdb.execute("select table_name from duckdb_tables()").fetchall():
             self._duckdb.execute(f"drop table {quoted(name)}")
         for name, rows in tables.items():
@@ -51,7 +53,7 @@ class Judges:
                 _fill(self._postgres, name, rows)
 
     def verdict(self, ours: pa.Table | Exception, statement: Statement) -> Verdict:
-        """Returns the verdict on an answer."""
+        """Returns the verdict on Dormouse's answer to a statement."""
         try:
             theirs = self._duckdb.execute(statement.text, statement.parameters).to_arrow_table()
         except duckdb.InternalException:  # a fault of DuckDB
@@ -75,8 +77,8 @@ class Judges:
     def contradict_themselves(self, instance: Instance, ours: pa.Table, statement: Statement) -> bool:
         """Returns whether DuckDB's optimizer is the reason for a difference.
 
-        It is if our answer equals the judge's answer without the optimizer, or if the optimizer also changes
-        the answer over the tables' files.
+        It is the reason if our answer equals that of the judge without its optimizer. It is also the reason
+        if the optimizer changes the answer over the tables' files.
         """
         plain = _unoptimized(self._duckdb, statement)
         if not different(ours, plain, ordered=statement.ordered):
@@ -127,7 +129,7 @@ def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def different(ours: pa.Table, theirs: pa.Table, *, ordered: bool) -> str | None:
-    """Returns how an answer differs from DuckDB's own, if it does."""
+    """Returns a description of the difference between an answer and DuckDB's, or None."""
     for index, (field, other) in enumerate(zip(ours.schema, theirs.schema, strict=False)):
         if (field.type, other.type) == (pa.int64(), pa.decimal128(38, 0)):
             # only our answers have LONG for sums that fit
@@ -140,7 +142,9 @@ def different(ours: pa.Table, theirs: pa.Table, *, ordered: bool) -> str | None:
 def _different(
     ours: Sequence[Sequence[Any]], theirs: Sequence[Sequence[Any]], ordered: bool, same: Callable[[Any], Any]
 ) -> str | None:
-    """Returns which rows only one of the answers has, or that the order differs; None if equal."""
+    """Returns a text with the rows that only one of the answers has, or about a different order; None if
+    equal.
+    """
     found, wanted = ([tuple(map(same, one)) for one in rows] for rows in (ours, theirs))
     more, missing = Counter(found) - Counter(wanted), Counter(wanted) - Counter(found)
     if more or missing:
@@ -164,7 +168,7 @@ def _exact(value: Any) -> Any:
 
 
 def _about(value: Any) -> Any:
-    """Returns the same for numbers, but regardless of their type."""
+    """Returns a hashable form like that of `_exact`, but equal for equal numbers of different types."""
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         value = float(value)
     return value.astimezone(UTC) if isinstance(value, datetime) else _exact(value)

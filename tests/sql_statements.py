@@ -1,7 +1,7 @@
 """Random statements over tables, in the dialect that PostgreSQL and DuckDB share.
 
-A statement with a part that only DuckDB has is marked so that PostgreSQL does not judge it. No answer depends
-on the order of rows, except of equal rows.
+A statement that uses a feature of DuckDB alone is marked, so that PostgreSQL does not judge it. No answer
+depends on the order of rows, except the order of equal rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATTERNS = ("a%", "%b", "%", "", "a_", "_", "ab%", "%b%", "AB%", "é%", "ab\\%"
 
 
 class Writer:
-    """Writes statements over tables."""
+    """A writer of random statements over tables."""
 
     def __init__(self, random: Random, tables: Mapping[str, Columns]) -> None:
         self._random = random
@@ -64,7 +64,9 @@ class Writer:
         return Statement(text, parameters, ordered, self._in_postgres and not (ordered and self._is_rounded))
 
     def _given(self, text: str) -> tuple[str, list[Any] | dict[str, Any] | None]:
-        """Returns the text and the parameters that it uses, by name or by number."""
+        """Returns the text and the parameters that the text uses, by name or by number; None without
+        parameters.
+        """
         used = {int(n): self._parameters[int(n)] for n in re.findall(r"\$p(\d+)", text)}
         if not used:
             return text, None
@@ -87,7 +89,9 @@ class Writer:
         return self._select(items, source, scope), len(items)
 
     def _first_rows(self) -> str:
-        """Returns a query of the first rows, ordered by the columns, which begin with the row keys."""
+        """Returns a query of a table's first rows, ordered by its columns. The columns begin with the row
+        keys.
+        """
         table, alias = self._table(), self._alias()
         names = [f"{alias}.{quoted(name)}" for name in self._columns(self._tables[table], ORDERED)]
         where = self._where(({alias: self._tables[table]},))
@@ -174,7 +178,7 @@ class Writer:
         return f"({inner}) as {alias}", {alias: {f"c{n}": one for n, one in enumerate(types, 1)}}
 
     def _joined(self, scope: Scope, source: str, frame: dict[str, Columns]) -> str:
-        """Joins another table, on a column that both have or on columns of one type."""
+        """Returns the text that joins another table, on a column that both have or on columns of one type."""
         table, alias = self._table(), self._alias()
         theirs = self._tables[table]
         pairs = [
@@ -271,7 +275,9 @@ class Writer:
         return self._pick((*of_kind, "{0} is null", "{0} = {0}")).format(one)
 
     def _any(self, scope: Scope) -> str:
-        """Returns a comparison with the rows of a subquery, whose columns may have outer names."""
+        """Returns a comparison with the rows of a subquery. Columns of the subquery may have names of outer
+        columns.
+        """
         kind, table = self._pick(ORDERED), self._table()
         alias = table if self._chance(0.5) else self._alias()
         inner = (*scope, {alias: self._tables[table]})
@@ -298,7 +304,7 @@ class Writer:
     # values
 
     def _comparable(self, scope: Scope, count: int) -> list[str]:
-        """Returns values that can be compared; the first is mostly a column, the others literals."""
+        """Returns values that can be compared. Usually the first is a column, and the others are literals."""
         kind = self._pick(ORDERED)
         first = self._column(scope, (kind,)) or self._value(scope, kind)
         # all of one kind, since DuckDB compares all as doubles if one is a double, unlike PostgreSQL
@@ -330,7 +336,10 @@ class Writer:
         return f"({self._pick([*found, *(text.format(operand) for text in more.get(kind, []))])})"
 
     def _column(self, scope: Scope, kinds: Sequence[DataType]) -> str | None:
-        """Returns a visible column, mostly of the innermost tables; sometimes unqualified, if unambiguous."""
+        """Returns a visible column of one of these types, or None. It is usually one of the innermost tables.
+
+        Sometimes the column has no qualifier, if its name is unambiguous.
+        """
         for frame in [*scope[::-1]] if self._chance(0.7) else [*scope]:
             found = [(a, name) for a, columns in frame.items() for name in self._columns(columns, kinds)]
             if not found:
@@ -358,7 +367,9 @@ class Writer:
         return "order by " + ", ".join(f"{number}{self._direction()}" for number in numbers)
 
     def _direction(self) -> str:
-        """Returns a direction. Descending always says where nulls go, as PostgreSQL's default differs."""
+        """Returns a sort direction. A descending one always says where nulls come, because PostgreSQL's
+        default differs.
+        """
         return self._pick(("", " asc nulls first", " desc nulls last", " desc nulls first", " nulls last"))
 
     def _limit(self) -> str:

@@ -1,4 +1,7 @@
-"""The values of random tables: few of each type, so that conditions and joins meet. Statements with them."""
+"""The values of random tables, and statements with their parameters.
+
+There are few values of each type, so that conditions and joins find equal values.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ POOLS: Mapping[DataType, Sequence[Any]] = {
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement: text, parameters by number or name, and whether order and PostgreSQL's answer count."""
+    """A statement with its text and its parameters, by number or by name.
+
+    It also says if the order of its answer matters, and if PostgreSQL judges the answer.
+    """
 
     text: str
     parameters: list[Any] | dict[str, Any] | None = None
@@ -78,7 +84,7 @@ class Statement:
 
 
 def literal(value: Any) -> str:
-    """Returns a value as both dialects write it; the judges add `from_hex` to PostgreSQL."""
+    """Returns a value in the syntax that both dialects share. The judges define `from_hex` in PostgreSQL."""
     match value:
         case None | bool():
             return str(value).lower().replace("none", "null")

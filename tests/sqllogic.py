@@ -1,10 +1,10 @@
-"""SELECTs of sqllogictest files, on tables of Dormouse and in DuckDB.
+"""A comparison of SELECTs of sqllogictest files, on tables of Dormouse and in DuckDB.
 
 python -m tests.sqllogic FOLDER [--json]
 
-All statements of a file run in DuckDB; before a SELECT, its tables are copied to Dormouse. The two answers
-are compared with each other, not with those in the file. The files are SQLite's or DuckDB's and are not part
-of this repository.
+All statements of a file run in DuckDB. Before a SELECT, the tables that it reads are copied to Dormouse. The
+two answers are compared with each other, not with those in the file. The files are SQLite's or DuckDB's and
+are not part of this repository.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from tests.sql_values import quoted
 from tests.sqllogic_files import LeftOut, records
 
 _OF_DUCKDB = re.compile(r"\b(collate|macro|function)\b", re.IGNORECASE)
-"""Words of statements that define something which only DuckDB has, perhaps in place of a common name."""
+"""Words of statements that define something that only DuckDB has. It may replace a function of a
+common name.
+"""
 T = TypeVar("T")
 ROWS_MAX = 100_000
 SECONDS_MAX = 10
@@ -60,13 +62,15 @@ _NOT_RUN = {
 
 @dataclass
 class Found:
-    """The outcomes of the SELECTs, with the number of refusals and omissions by reason."""
+    """The outcomes of the SELECTs, and for each reason the number of SELECTs that were refused or
+    left out.
+    """
 
     files: int = 0
     selects: int = 0
     right: int = 0
     in_key_order: int = 0
-    """The right answers that depend on the order of rows, and are right for rows in key order."""
+    """The number of right answers that depend on the order of rows. They are right for rows in key order."""
     refused_by_both: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -75,7 +79,7 @@ class Found:
 
 
 def type_of(name: str) -> DataType:
-    """Returns Dormouse's type for DuckDB's; raises `LeftOut` if there is none."""
+    """Returns the type of Dormouse for a type of DuckDB; raises `LeftOut` if there is none."""
     if name.endswith("[]"):
         return LIST(type_of(name[:-2]))
     if parts := re.fullmatch(r"MAP\((\w+), (.+)\)", name):
@@ -86,7 +90,7 @@ def type_of(name: str) -> DataType:
 
 
 class Copies:
-    """Tables of Dormouse with the rows that a DuckDB's tables have now."""
+    """The tables of Dormouse, with the rows that the tables of a DuckDB have now."""
 
     def __init__(self, instance: Instance, db: duckdb.DuckDBPyConnection) -> None:
         self._instance = instance
@@ -96,7 +100,9 @@ class Copies:
             instance.drop_table(table.name)
 
     def of(self, statement: str) -> str:
-        """Returns the statement over copies of its tables; raises `LeftOut` if one cannot be copied."""
+        """Returns the statement, changed to read copies of its tables; raises `LeftOut` if a table cannot be
+        copied.
+        """
         known = dict(self._db.execute(_RELATIONS).fetchall())
         ((parsed,),) = self._db.execute("select json_serialize_sql(?)", [statement]).fetchall()
         names = {name.lower() for name in re.findall(r'"table_name":"(.*?)"', parsed)}
@@ -121,7 +127,9 @@ class Copies:
                 self._db.execute(f"drop table if exists temp.main.{quoted(name)}")
 
     def _copy(self, name: str) -> str:
-        """Updates a copy; returns a CTE that stands for it if the copy has an additional column, or ''."""
+        """Updates the copy of a table. If the copy has an additional column, returns a CTE that hides it,
+        else ''.
+        """
         rows = self._db.execute(f"from memory.main.{quoted(name)} limit {ROWS_MAX + 1}").to_arrow_table()
         before, text = self._copied.get(name, (None, ""))
         if before is None or not rows.equals(before):
@@ -172,7 +180,7 @@ def _with(statement: str, tables: list[str]) -> str:
 
 
 class File:
-    """One file: its statements, one after another."""
+    """One file of sqllogictest, whose statements run one after another."""
 
     def __init__(self, instance: Instance, name: str, outcome: Found) -> None:
         self._instance = instance
@@ -269,12 +277,14 @@ def _different(ours: pa.Table, theirs: pa.Table, text: str) -> str | None:
 
 
 def _has_order(text: str) -> bool:
-    """Returns whether the whole statement may have an order: whether ORDER BY is outside of parentheses."""
+    """Returns whether the whole statement may have an order, which is so if ORDER BY is outside of
+    parentheses.
+    """
     return "order by" in text.lower().rpartition(")")[2]
 
 
 def _reason(error: Exception) -> str:
-    """Returns an error without names and numbers, so that it can be counted."""
+    """Returns the text of an error without names and numbers, so that equal reasons can be counted."""
     return re.sub(r"(?s)['\"].*?['\"]|\d+|\n.*", "…", str(error))[:90]
 
 

@@ -1,4 +1,4 @@
-"""Files of sqllogictest, as SQLite and DuckDB have them: their statements, with loops unrolled."""
+"""The statements of sqllogictest files in the formats of SQLite and DuckDB, with their loops unrolled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 LOOPS = ("loop", "foreach", "concurrentloop", "concurrentforeach")
 OURS = "duckdb"
-"""The system that `onlyif` and `skipif` refer to."""
+"""The name of our system in `onlyif` and `skipif`."""
 KNOWN = (
     *("parquet", "json", "icu", "core_functions", "vector_size", "skip_reload", "no_alternative_verify"),
     *(
@@ -20,7 +20,7 @@ KNOWN = (
         "strinline",
     ),
 )
-"""The features that a file may require."""
+"""The features that a file may require and that we have."""
 _STOPPING = ("load", "restart", "unzip", "require-env", "reconnect", "include")
 
 
@@ -37,7 +37,7 @@ class Record:
 
 
 def records(text: str) -> Iterator[Record]:
-    """Yields the statements of a file in order; raises `LeftOut` at one that cannot be run here."""
+    """Yields the statements of a file in order; raises `LeftOut` at a statement that cannot be run here."""
     yield from _records([*enumerate(text.splitlines(), 1)], {})
 
 
@@ -73,7 +73,7 @@ def _records(lines: Lines, variables: Mapping[str, str]) -> Iterator[Record]:
 
 
 def _end(lines: Lines, place: int) -> int:
-    """Returns the line at which a record ends."""
+    """Returns the number of the line at which the record at `place` ends."""
     while place < len(lines) and lines[place][1].strip():
         place += 1
     return place

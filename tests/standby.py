@@ -1,4 +1,4 @@
-"""A real primary server and its hot standby, made by pg_basebackup, with streaming replication."""
+"""A real primary server and its hot standby, with streaming replication. pg_basebackup makes the standby."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     standby: str
 
     def catch_up(self) -> None:
-        """Waits until the standby has all that the primary has committed."""
+        """Waits until the standby has all changes that the primary has committed."""
         with psycopg.connect(self.primary, autocommit=True) as one, psycopg.connect(self.standby) as other:
             other.autocommit = True
             ((reached,),) = one.execute("select pg_current_wal_flush_lsn()").fetchall()

@@ -1,4 +1,6 @@
-"""An interpreter of the project's state machines: tasks are functions, and it neither waits nor retries."""
+"""An interpreter of the project's state machines. Tasks are functions, and nothing is waited for or
+retried.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def definition(template: Mapping[str, Any]) -> Any:
 
 
 def execute(machine: Any, tasks: Tasks) -> Execution:
-    """Executes a machine. An error of a task is caught as its state says, or fails the execution."""
+    """Executes a state machine. The state of a failed task may catch its error; otherwise the execution
+    fails.
+    """
     done, state, name = Execution(), {"detail": "of the schedule"}, machine["StartAt"]
     for _ in range(STATES_MAX):
         done.path.append(name)

@@ -1,4 +1,4 @@
-"""Items of every kind of update: valid ones, and one for each error."""
+"""Items of every kind of update of the file reference store: valid items, and one for each error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ KINDS: tuple[Kind, ...] = (
 
 
 def prepared(store: FileReferenceStore, kind: Kind, commits: int = 7) -> list[Any]:
-    """Returns a valid item for each commit of a batch, after storing what the items need."""
+    """Returns a valid item for each of `commits` commits, after storing the files and references that they
+    need.
+    """
     names = [f"f{n}" for n in range(commits)]
     if kind == "add_files":
         return [file(name, ref(name), ref(name, "L")) for name in names]
@@ -44,7 +46,7 @@ def prepared(store: FileReferenceStore, kind: Kind, commits: int = 7) -> list[An
 
 
 def bad_ones(store: FileReferenceStore, kind: Kind) -> dict[type[Exception], Any]:
-    """Returns an item for each error of the kind."""
+    """Returns an invalid item for each error that an update of this kind can raise."""
     store.add_files([ref("bad"), ref("held"), ref("also held"), ref("split"), ref("split", "R")])
     store.assign_job_ids([assign("holder", "root", "held", "also held"), assign("holder", "R", "split")])
     bad: dict[Kind, dict[type[Exception], Any]] = {

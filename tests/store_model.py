@@ -1,4 +1,4 @@
-"""A model of the file reference store: its contents and answers after commits in their order."""
+"""A model of the file reference store. It predicts the contents and the answers after a series of commits."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ class Facts:
 
 @dataclass
 class Expected:
-    """The expected outcome of a commit. An item may be refused for any of its reasons.
+    """The expected outcome of a commit: for each refused item, the possible reasons.
 
-    A refused replacement is explained once its batch is applied, so a later item may be the reason.
+    The store finds the reason of a refused replacement after it applied the whole batch. So a later item of
+    the batch may be the reason.
     """
 
     state: State
@@ -62,7 +63,7 @@ class Expected:
 
 
 class StoreModel:
-    """Tracked files, references by (partition id, filename), and the commits that were applied."""
+    """The model: tracked files, references by (partition id, filename), and the commits that were applied."""
 
     def __init__(self) -> None:
         self.files: dict[str, Facts] = {}
@@ -88,7 +89,9 @@ class StoreModel:
         self.references.clear()
 
     def stamp(self) -> int:
-        """Stamps the files that lost their last reference since the previous call; returns their number."""
+        """Stamps the files that lost their last reference since the previous call; returns the number of
+        files.
+        """
         gone = [self.files[name] for name in self.unreferenced() if not self.files[name].stamped]
         for facts in gone:
             facts.stamped = True
@@ -114,7 +117,7 @@ class StoreModel:
         return [r for r in self.listed() if r.partition_id in partition_ids]
 
     def listed(self) -> list[FileReference]:
-        """Returns all references, by partition then filename, without their times."""
+        """Returns all references, sorted by partition and then filename, without their times."""
         return [
             FileReference(
                 filename=name,
@@ -128,7 +131,9 @@ class StoreModel:
         ]
 
     def with_references(self, names: Sequence[str], references: Sequence[FileReference]) -> list[Any]:
-        """Returns files with their facts and their own references among these, without times."""
+        """Returns the named files with their facts, each with its references among `references`, without
+        times.
+        """
         return [
             FileWithReferences(
                 filename=name,
@@ -178,7 +183,7 @@ class StoreModel:
         return Expected("applied" if applied else "refused", failed)
 
     def _recalled(self, commit: Commit) -> dict[int, set[Reason]]:
-        """Returns the reasons of items that were refused before, for a repeated commit."""
+        """Returns the reasons of items that were refused when this commit was first applied."""
         found: dict[int, set[Reason]] = {}
         for n, item, why in self.refused[str(commit.commit_id)]:
             alike = [k for k, other in enumerate(commit.items) if other == item and k not in found]

@@ -74,7 +74,7 @@ def clock(store: FileReferenceStore) -> datetime:
 
 
 def remove(store: FileReferenceStore, *filenames: str, partition_id: str = "root") -> None:
-    """Removes the references, as a compaction without output does."""
+    """Removes references to files, in the way of a compaction without output."""
     job = f"remove {filenames[0]}"
     store.assign_job_ids([assign(job, partition_id, *filenames)])
     store.replace_file_references([replace(job, filenames, None, partition_id)])
@@ -138,7 +138,7 @@ def wait_until(condition: Callable[[], Any], seconds_max: float = 60) -> None:
 
 
 def blocked(supplier: Any) -> int:
-    """Returns the number of backends of the database that wait for a lock."""
+    """Returns the number of the database's backends that wait for a lock."""
     text = """select count(*) from pg_stat_activity
               where datname = current_database() and wait_event_type = 'Lock'"""
     return int(query(supplier, text)[0][0])
@@ -156,4 +156,4 @@ class CountingSupplier:
         return self._supplier.connection()
 
     def close(self) -> None:
-        """Does nothing, since the supplier belongs to the caller."""
+        """Does nothing, because the wrapped supplier belongs to the caller."""

@@ -23,15 +23,15 @@ from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 PATIENCE_SECONDS = 600
 TURNS_A_KILL = 5
 VANISHING = 0.2
-"""The share of cut connections whose peers vanish without closing them."""
+"""The share of cut connections whose peers vanish instead of closing the connection."""
 IDLE_MS = 1_500
 LOST = (psycopg.OperationalError, CommitOutcomeUnknown, ConnectionsExhausted, TooManyRetries)
-"""Errors of calls whose connections were lost repeatedly."""
+"""The errors of calls that lost their connections several times."""
 
 
 @contextmanager
 def failing_network(dsn: str, rng: random.Random, bytes_mean: int) -> Iterator[tuple[CuttingProxy, str]]:
-    """Yields a proxy before a server, and the DSN of the proxy.
+    """Yields a proxy in front of a server, and the DSN of the proxy.
 
     On average, `bytes_mean` bytes pass before a connection is cut or its peer vanishes.
     """
@@ -41,7 +41,10 @@ def failing_network(dsn: str, rng: random.Random, bytes_mean: int) -> Iterator[t
 
 
 def hurry() -> None:
-    """Sets a short idle timeout, with which the server ends a transaction in which this process is frozen."""
+    """Sets a short idle timeout for transactions.
+
+    If this process is frozen in a transaction, the server then ends the transaction.
+    """
     for kind in (session.SHORT, session.COMMIT, session.ALONE):
         kind[session.IDLE] = IDLE_MS  # type: ignore[index]
 
@@ -65,7 +68,10 @@ def kill_server(main: psutil.Process) -> None:
 
 
 def kill_postmaster(main: psutil.Process, rng: random.Random) -> psutil.Process:
-    """Kills only a server's first process, and freezes another, which outlives it; returns this orphan."""
+    """Kills only a server's first process, and freezes another process of the server.
+
+    Returns the frozen process, which becomes an orphan.
+    """
     orphan = rng.choice(main.children())
     with suppress(psutil.NoSuchProcess):  # the backend of a client has just ended
         orphan.suspend()
@@ -75,7 +81,7 @@ def kill_postmaster(main: psutil.Process, rng: random.Random) -> psutil.Process:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Returns whether a process has ended, even if its exit code was not collected."""
+    """Returns whether a process has ended, even if its parent has not collected its exit code."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -83,9 +89,9 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 class Workers:
-    """Processes that run a program with arguments, the folder and a role, until there is a file `stop`.
+    """Processes that run a program with arguments, the folder and a role, until the file `stop` exists.
 
-    Each creates a file `begun PID` when it begins its work.
+    Each process creates a file `begun PID` when it begins its work.
     """
 
     def __init__(self, program: str, roles: list[str], *arguments: str, folder: Path) -> None:
@@ -106,10 +112,11 @@ class Workers:
         is_enough: Callable[[], bool],
         rng: random.Random | None,
     ) -> None:
-        """Calls `turn` for some seconds, and longer until `is_enough()`, as the machine may be busy.
+        """Calls `turn` for some seconds, and longer until `is_enough()`, because the machine may be busy.
 
-        With `rng`, once all processes work, every TURNS_A_KILL turns one process is killed and another frozen
-        for a few turns; a frozen process may be killed too. All processes have ended when this returns.
+        With `rng`, processes are killed, once all of them work. Every TURNS_A_KILL turns, one process is
+        killed and another is frozen for a few turns. A frozen process may be killed too. All processes have
+        ended when this returns.
         """
         began, turns = time.monotonic(), 0
         try:
@@ -133,7 +140,7 @@ class Workers:
         self.killed += 1
 
     def freeze_one(self, rng: random.Random) -> None:
-        """Continues the frozen process, if any, and freezes another at any point."""
+        """Continues the frozen process, if any, and freezes another one, wherever it is in its work."""
         self.go_on()
         self._frozen = self.running[rng.randrange(len(self._roles))]
         self._frozen.send_signal(signal.SIGSTOP)
@@ -144,7 +151,10 @@ class Workers:
             self._frozen = None
 
     def _have_begun(self) -> bool:
-        """Returns whether each process works: with earlier kills, none would get to it on a busy machine."""
+        """Returns whether each process has begun its work.
+
+        Kills before that would leave no process at work on a busy machine.
+        """
         return all((self._folder / f"begun {one.pid}").exists() for one in self.running)
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """The doors that make, change and drop tables: Python, the command line, and the lambdas of a deployment.
 
-The command line and the lambdas answer with the same JSON. Python's calls return other objects, so only
-their errors and the resulting tables can be compared.
+The command line and the lambdas answer with the same JSON. Python's calls return other objects, so only their
+errors and the resulting tables are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.model import DataType
 
 
 class TablesInPython(Python):
-    """The calls of `Instance` and `Table`; a change returns nothing."""
+    """The methods of `Instance` and `Table` as a door; a change returns nothing."""
 
     def create(self, table: str, schema: dm.Schema, **how: Any) -> None:
         if "properties" in how:
@@ -56,7 +56,7 @@ class TablesInPython(Python):
 
 
 class TablesByCommand(CommandLine):
-    """`dormouse table …`."""
+    """The command `dormouse table …` as a door."""
 
     def describe(self, table: str) -> Any:
         return self._json("table", "describe", table)
@@ -96,7 +96,9 @@ class TablesByCommand(CommandLine):
 
 
 class Lambdas(Door):
-    """The lambdas `tables-show` and `tables-change`, with the database and objects of the environment."""
+    """The lambdas `tables-show` and `tables-change` as a door. The environment names the database and
+    objects.
+    """
 
     def tables(self) -> Any:
         return self._asked("list")

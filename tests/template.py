@@ -1,4 +1,4 @@
-"""Values of templates as text, and what their policies allow."""
+"""Helpers for templates: values as text, and the actions that policies allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DELETED = ("Delete", "Delete")
 
 
 def policies(resource: Resource) -> tuple[str, str]:
-    """Returns the policies for a resource that is deleted from its stack, and for one that is replaced."""
+    """Returns a resource's policy for its removal from the stack, and its policy for its replacement."""
     return resource.body["DeletionPolicy"], resource.body["UpdateReplacePolicy"]
 
 
@@ -33,7 +33,10 @@ def flat(value: Any) -> str:
 
 
 def allowed(assembly: Assembly, stack: str, role: str) -> Iterator[tuple[str, str, Any]]:
-    """Yields each action, resource and condition that a role, named without its hash, is allowed."""
+    """Yields the action, the resource and the condition of everything that a role may do.
+
+    `role` is the role's name without its hash.
+    """
     for policy in assembly.resources("AWS::IAM::Policy"):
         if policy.stack != stack or not any(one["Ref"][:-8] == role for one in policy.properties["Roles"]):
             continue

@@ -1,4 +1,4 @@
-"""Tables of keys, texts and small numbers, whose files are compacted by twos."""
+"""Tables of keys, texts and small numbers. Compaction merges their files two at a time."""
 
 from __future__ import annotations
 

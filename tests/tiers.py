@@ -1,8 +1,8 @@
 """The choice of tests that only the slow tier runs.
 
-The fast tier runs one layout of tests on all layouts, few cases of tests with many, and each case once of
-tests that combine cases. The conformance suite tests the store on all layouts in both tiers, but with
-serializable isolation on only one in the fast tier.
+The fast tier runs a test for all layouts on only one of them. It runs only a few cases of tests with many
+cases. If a test combines cases, it runs each case once. Both tiers run the conformance suite on all layouts,
+but the fast tier runs it with serializable isolation on only one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MATRIX_MIN = 8
 
 
 def leave_layouts_to_the_slow_tier(items: list[pytest.Item]) -> None:
-    """Keeps one layout of each test; a hash of its name chooses the layout, so each layout has its share."""
+    """Moves all but one layout of each test to the slow tier.
+
+    A hash of the test's name chooses the layout that stays, so that each layout stays in some tests.
+    """
     twins: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         layouts = [*_layouts(item)] if _uses_database(item) or _is_serializable(item) else []
@@ -33,7 +36,7 @@ def leave_layouts_to_the_slow_tier(items: list[pytest.Item]) -> None:
 
 
 def _uses_database(item: pytest.Item) -> bool:
-    """Returns whether a test, other than of the store's contract, runs against PostgreSQL."""
+    """Returns whether a test runs against PostgreSQL; False for tests of the store's contract."""
     return "databases" in getattr(item, "fixturenames", ()) and item.path.parent.name != "conformance"
 
 
@@ -55,7 +58,7 @@ def _layouts(item: pytest.Item) -> Iterator[str]:
 
 
 def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
-    """Keeps a diagonal of tests that combine cases, which has each case at least once."""
+    """Moves tests that combine cases to the slow tier, except a diagonal that has each case at least once."""
     matrices: dict[str, list[Any]] = defaultdict(list)
     for item in items:
         if _uses_database(item) and not item.get_closest_marker("slow"):
@@ -76,7 +79,9 @@ def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
 
 
 def leave_cases_to_the_slow_tier(items: list[pytest.Item]) -> None:
-    """Keeps the first cases of a test that is marked `few`; the mark has their number."""
+    """Moves cases of tests that are marked `few` to the slow tier. The mark has the number of cases that
+    stay.
+    """
     seen = Counter[str]()
     for item in items:
         mark = item.get_closest_marker("few")

@@ -1,4 +1,6 @@
-"""TLS for a PostgreSQL without it: a certificate authority for a test, and a front that decrypts."""
+"""TLS for a PostgreSQL server that has none: a certificate authority for a test, and a proxy that
+decrypts.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def _name(text: str) -> x509.Name:
 
 
 class TlsFront:
-    """A proxy on loopback that speaks TLS with clients, and refuses clients that do not ask for TLS.
+    """A proxy on loopback in front of a server. It speaks TLS with clients, and refuses clients without TLS.
 
     It is a context manager, and listens on `port`.
     """
@@ -148,14 +150,14 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 class AskingFront(TlsFront):
-    """A front that asks for the password in clear text, as RDS does for tokens, in place of the server."""
+    """A proxy that asks for the password in clear text in place of the server, as RDS does for tokens."""
 
     def __init__(self, certificate: Path, key: Path, socket_path: str) -> None:
         super().__init__(certificate, key, 0)
         self._socket_path = socket_path
 
     def _refusal(self, user: str, password: str) -> str | None:
-        """Returns why the user is refused with this password, or None. Runs in its own thread."""
+        """Returns the reason to refuse the user with this password, or None. Runs in its own thread."""
         raise NotImplementedError
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +178,7 @@ class AskingFront(TlsFront):
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:
-    """Returns a message with its length, but without its type."""
+    """Returns a message of PostgreSQL's protocol with its length, but without the byte of its type."""
     head = await reader.readexactly(4)
     (length,) = struct.unpack("!i", head)
     if not len(head) <= length <= _MESSAGE_BYTES_MAX:
@@ -185,7 +187,7 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
 
 
 def _user(greeting: bytes) -> str | None:
-    """Returns the user; None for a request to cancel a query."""
+    """Returns the user that a startup message names; None for a request to cancel a query."""
     words = greeting[8:].split(b"\0")
     values = dict(zip(words[::2], words[1::2], strict=False))
     return values[b"user"].decode() if b"user" in values else None

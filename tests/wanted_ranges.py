@@ -1,4 +1,4 @@
-"""The key ranges that statements need of two tables, as short text."""
+"""The key ranges that statements need of two tables, written as short text."""
 
 from __future__ import annotations
 

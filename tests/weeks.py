@@ -42,16 +42,19 @@ from tests.weeks_queue import RECEIVES_MAX, Killed, Queue, Sent
 HOUR = 3_600.0
 DAY = 24 * HOUR
 LOOK_SECONDS = 540.0
-"""The time after which a message that the lambda did not answer is delivered again."""
+"""The time after which the queue delivers a message again that the lambda did not acknowledge."""
 
 STARTS_AFTER = 7 * DAY
 HIDDEN_SECONDS = 361.0
 KEPT_SECONDS = 14 * DAY
 TOLD_RECEIVES_MAX = 3
-"""CloudWatch's age of the oldest message omits messages that were received so often."""
+"""The number of receives from which CloudWatch's age of the oldest message omits a message."""
 MAPPING_SECONDS = 60.0
 TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
-"""The seconds of a cluster in a state, and its next state; others end as `available` in half an hour."""
+"""The seconds that a changing state of a cluster lasts, and the next state.
+
+Other changing states end as `available` after half an hour.
+"""
 
 ASLEEP = {"stopped", "inaccessible-encryption-credentials-recoverable"}
 RULES = ("garbage", "compaction", "maintenance")
@@ -75,11 +78,11 @@ RESOURCES = Resources(
 )  # fmt: skip
 SLEEPERS = ("query", "access")
 UPDATE_SECONDS = 400.0
-"""The duration of an update of the stack of a sleeper (a part that a pause puts to sleep)."""
+"""The duration of an update of a sleeper's stack. A sleeper is a part that a pause puts to sleep."""
 
 
 Fault = Callable[[str], BaseException | None]
-"""Returns the error of a call, by its operation and name; None if the call succeeds."""
+"""A function that returns the error of a call, by its operation and name; None if the call succeeds."""
 
 
 def refusal(code: str, operation: str) -> ClientError:
@@ -88,16 +91,19 @@ def refusal(code: str, operation: str) -> ClientError:
 
 @dataclass
 class Weeks:
-    """The simulation; `now` is in seconds. Events of RDS are lost, unless `loses_events` is False."""
+    """The simulation. `now` is in seconds. Events of RDS are lost, unless `loses_events` is False."""
 
     status: str = "available"
     desired: str = "running"
     loses_events: bool = True
     is_kept: bool = True
-    """True if the lambda is invoked every hour."""
+    """True if a schedule invokes the lambda every hour."""
 
     lambda_fault: Callable[[int, int], Exception | BaseException | None] = lambda call, number: None
-    """Returns the error of a call, by its number and the number of the lambda's invocation."""
+    """A function that returns the error of a call, or None.
+
+    Its arguments are the number of the call and the number of the lambda's invocation.
+    """
 
     now: float = 0.0
     wanted_since: float = -DAY
@@ -106,17 +112,17 @@ class Weeks:
     mapping: str = "Enabled"
     mapping_since: float = 0.0
     run_ends: float = 0.0
-    """The end of the state machine's execution."""
+    """The time at which the state machine's execution ends."""
 
     deploying: bool = False
     sleepers: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(SLEEPERS, True))
-    """The sleepers, each with True if it runs."""
+    """The sleepers by name, each with True if it runs."""
 
     updates_fail: bool = False
-    """True if CloudFormation rolls updates back."""
+    """True if CloudFormation rolls every update back."""
 
     updated: dict[str, list[float]] = field(default_factory=lambda: {one: [-DAY] for one in SLEEPERS})
-    """The times at which updates of the sleepers' stacks began."""
+    """The times at which updates of a sleeper's stack began, by sleeper."""
 
     tells_ages: bool = True
     """True if CloudWatch returns the age of messages."""
@@ -125,7 +131,7 @@ class Weeks:
     """The tags of the queue."""
 
     looks_hourly: bool = False
-    """True if every hourly look is simulated, even if nothing has changed since the last one."""
+    """True to simulate every hourly look, even if nothing has changed since the last one."""
 
     messages: list[Sent] = field(default_factory=list)
     applied: set[int] = field(default_factory=set)
@@ -133,7 +139,7 @@ class Weeks:
     lost: set[int] = field(default_factory=set)
     awake_while_paused: float = 0.0
     looks: list[Kept | None] = field(default_factory=list)
-    """The results of the lambda's invocations; None for a failed one."""
+    """The results of the lambda's invocations; None for an invocation that failed."""
 
     _due: list[float] = field(default_factory=list)
     """The times at which messages for the lambda arrive."""
@@ -148,7 +154,9 @@ class Weeks:
         return Clock(lambda: self.now, lambda seconds: self.until(self.now + seconds))
 
     def until(self, then: float) -> None:
-        """Advances the simulation to a time; the lambda looks whenever its messages arrive."""
+        """Advances the simulation to a time. The lambda looks at the instance whenever a message for it
+        arrives.
+        """
         while self.now < then:
             due = [self._next_hour, *self._due] if self.is_kept else self._due
             step = min([then, self._changes_at(), self.now + HIDDEN_SECONDS, *due])
@@ -160,7 +168,9 @@ class Weeks:
 
     @property
     def _is_quiet(self) -> bool:
-        """True if hours pass without a change, as the last look found the instance in its desired state."""
+        """True if hours can pass without a change, because the last look found the instance in its desired
+        state.
+        """
         found = bool(self.looks) and self.looks[-1] is not None and self.looks[-1].ended
         is_left_out = found and not self._due and not self.looks_hourly
         return is_left_out and self.status in ASLEEP and self.desired == "paused"
@@ -186,12 +196,12 @@ class Weeks:
             )
 
     def ends(self) -> None:
-        """Ends the cluster's current change of state at once."""
+        """Completes the cluster's current change of state at once."""
         if self._changes_at() < self.now + DAY:
             self._becomes(TAKES.get(self.status, (0, "available"))[1])
 
     def wishes(self, state: str) -> None:
-        """Writes the desired state, as the first step of a pause or resume, and stops there."""
+        """Writes the desired state, which is the first step of a pause or resume, and does no more."""
         self.desired, self.wanted_since = state, self.now
 
     def _becomes(self, status: str) -> None:
@@ -231,7 +241,7 @@ class Weeks:
                 self._due.append(self.now + LOOK_SECONDS)
 
     def look(self) -> bool:
-        """Invokes the lambda; returns whether it answers that nothing is left to do."""
+        """Invokes the lambda; returns whether its answer is that nothing is left to do."""
         number, calls = len(self.looks), itertools.count()
         self._is_looking = True
         try:
@@ -257,7 +267,7 @@ class Weeks:
         return DeployedInstance("dev", "123456789012", REGION, RESOURCES, Aws(self.session(fault)))
 
     def session(self, fault: Fault) -> Any:
-        """Returns a boto3 session in which each call may raise a fault before it does anything."""
+        """Returns a boto3 session. `fault` can make a call raise an error before the call does anything."""
 
         weeks = self
 
@@ -341,7 +351,9 @@ class Weeks:
         }
 
     def _stack(self, name: str) -> dict[str, Any]:
-        """Returns a sleeper's stack; its parameter has the new value from the beginning of an update."""
+        """Returns a sleeper's stack. From the beginning of an update, the stack's parameter has the new
+        value.
+        """
         ago = self.now - self.updated[name][-1]
         ended = "ROLLBACK_COMPLETE" if self.updates_fail and len(self.updated[name]) > 1 else "COMPLETE"
         return {

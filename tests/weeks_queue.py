@@ -18,17 +18,17 @@ RECEIVES_MAX = 50
 
 
 class Killed(BaseException):
-    """The death of the process."""
+    """An error that stands for the death of the process."""
 
 
 @dataclass(eq=False)
 class Sent:
-    """A message; `number` is that of its commit."""
+    """A message of the queue; `number` is the number of its commit."""
 
     number: int
     at: float
     received: float = 0.0
-    """The number of receives."""
+    """The number of times that the message was received."""
 
     hidden_until: float = 0.0
 

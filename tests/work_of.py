@@ -1,4 +1,6 @@
-"""A measure of a statement's work: the rows that its plan's nodes process, and the pages that it reads."""
+"""A measure of a statement's work: the rows that the nodes of its plan process, and the pages that it
+reads.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ _ROWS = (
 
 @contextmanager
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Counts the work of every statement with parameters, by its first words, with its generic plan."""
+    """Yields the work of every statement with parameters, summed by the statement's first words.
+
+    The work is that of the statement's generic plan.
+    """
     work: Counter[str] = Counter()
     execute, run = Statement.execute, psycopg.Connection.execute
 
@@ -55,7 +60,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 def _explained(
     run: Any, conn: psycopg.Connection[Any], statement: Statement, values: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Returns the work of a statement, which is run and rolled back."""
+    """Returns the work of a statement. The statement is run and rolled back."""
     text = statement.text(conn).decode()
     if text.lower().startswith("lock"):
         return {}

@@ -21,7 +21,7 @@ def job_store(supplier: ConnectionSupplier, folder: Path) -> JobStore:
 
 
 class Working:
-    """A worker in its own thread. The end of the context stops it and raises the thread's error."""
+    """A worker in its own thread. Leaving the context stops the worker and raises the thread's error."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

@@ -1,7 +1,7 @@
 """The cost of a change: the same rows, deletes and upserts by Dormouse, delta-rs, DuckLake and PyIceberg.
 
-- Deletes of one key, of a range of keys, and of 1 % of the rows by a value. Measured until the delete is
-  acknowledged, and until a reader that then opens the table has seen it.
+- Deletes of one key, of a range of keys, and of 1 % of the rows by a value. The time is measured until the
+  delete is acknowledged, and until a new reader of the table has seen it.
 - Upserts of 1, 1,000 and 100,000 rows into tables that keep one row per key.
 - Deletes and upserts that are refused while compactions run.
 - Later operations: look-ups with a thousand pending deletions, scans after many upserts, and compactions.
@@ -24,7 +24,7 @@ _PARTS: dict[str, Callable[[Plan, Tell], Figures]] = dict(
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Runs the parts of the plan in this process. Within a round, the sides run one after another."""
+    """Runs the parts of the plan in this process. In each round, the compared systems take turns."""
     found: Figures = {"rows": plan.rows, "files": FILES, "rounds": plan.rounds, "upserts": plan.upserts}
     for part in plan.parts:
         found |= _PARTS[part](plan, tell)

@@ -28,13 +28,16 @@ from benchmarks.peers.peer import Refused
 DELETIONS = 1_000
 LOOKUPS = 40
 BESIDE_SECONDS_MAX = 12.0
-"""The longest time for one kind of change during compactions, so slow changes are tried less often."""
+"""The longest time for one kind of change during compactions, in which slow changes are tried less often."""
 KINDS = {"key": "one key", "range": "a range of 1,000 keys", "value": "1 % of the rows by a value"}
 Times = dict[tuple[str, str], list[float]]
 
 
 def deletes(plan: Plan, tell: Tell) -> Figures:
-    """Measures deletes by key, range and value until acknowledged, and until a new reader sees them."""
+    """Measures deletes by key, by range and by value.
+
+    It measures the time until a delete is acknowledged, and the time until a new reader sees the delete.
+    """
     found: Figures = {}
     with opened(Dormouse, *PEERS) as sides:
         for side in sides:
@@ -55,7 +58,10 @@ def deletes(plan: Plan, tell: Tell) -> Figures:
 
 
 def _deleted(sides: Sequence[Side], plan: Plan, tell: Tell) -> tuple[Times, Times]:
-    """Returns the seconds by kind and side: until acknowledged, and until a new reader saw the delete."""
+    """Returns two tables of seconds, by kind of delete and compared system.
+
+    The first is until the delete is acknowledged, the second until a new reader has seen the delete.
+    """
     acknowledged: Times = {}
     seen: Times = {}
     for kind, what in KINDS.items():
@@ -72,7 +78,7 @@ def _deleted(sides: Sequence[Side], plan: Plan, tell: Tell) -> tuple[Times, Time
 
 
 def chosen(kind: str, number: int, rows: int) -> Rows:
-    """Returns rows to delete that exist and that no other round deletes."""
+    """Returns a condition for rows to delete, which exist and which no other round deletes."""
     start = rows // 40 * (number + 1)
     if kind == "value":
         return Rows(value=number)
@@ -82,7 +88,7 @@ def chosen(kind: str, number: int, rows: int) -> Rows:
 def beside(plan: Plan, tell: Tell) -> Figures:
     """Counts the deletes, and the upserts of 1,000 rows, that are refused during compactions.
 
-    The table has a twentieth of the rows. PyIceberg has no compaction: its table is only loaded meanwhile.
+    The table has a twentieth of the plan's rows. PyIceberg has no compaction, so its thread only loads rows.
     """
     refused: dict[str, int] = {}
     tried: dict[str, int] = {}
@@ -140,7 +146,7 @@ def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> tup
 
 
 def lookups(plan: Plan, tell: Tell) -> Figures:
-    """Measures look-ups per second with a thousand pending deletions ÷ without."""
+    """Measures the ratio of the look-ups per second with a thousand pending deletions to those without."""
     tell("look-ups")
     with opened(Dormouse) as [side]:
         for name in ("without", "with"):

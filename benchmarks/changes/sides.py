@@ -1,4 +1,4 @@
-"""The compared systems: each loads the same rows, changes them, and reads them as a newly opened table."""
+"""The compared systems. Each loads the same rows, changes them, and reads them with a new reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALUES = 100
 
 @dataclass(frozen=True)
 class Rows:
-    """A condition: rows with keys from `low` (included) to `high` (excluded), or rows with a value."""
+    """A condition on rows: keys from `low` (included) to `high` (excluded), or one value of column `v`."""
 
     low: int = 0
     high: int = 0
@@ -71,7 +71,7 @@ class Side(ABC):
 
     @abstractmethod
     def count(self, table: str, rows: Rows) -> int:
-        """Counts the rows of a condition with a reader that opens the table now."""
+        """Opens the table with a new reader, and returns the number of rows that meet a condition."""
 
     @abstractmethod
     def scan(self, table: str) -> int:
@@ -121,7 +121,7 @@ class Dormouse(Side):
         self.instance.sql(f"select v % 100, count(*), sum(v) from {table} group by 1").read_all()
 
     def looked_up(self, table: str) -> None:
-        """Looks up twenty keys, one query each."""
+        """Looks up twenty keys, with one query for each."""
         for key in range(0, 1_000, 50):
             self.instance.table(table).query({"k": key}).read_all()
 
@@ -306,7 +306,7 @@ FILES = 8
 
 @contextmanager
 def opened(*made: type[Side]) -> Iterator[list[Any]]:
-    """Opens the sides in a new temporary place, and closes them at the end."""
+    """Opens the compared systems with a temporary server and folder, and closes them at the end."""
     with own_place() as place, ExitStack() as stack:
         sides = [side(place) for side in made]
         for side in sides:

@@ -14,13 +14,13 @@ from benchmarks.peers.peer import Refused
 COUNTS = (1, 1_000, 100_000)
 EACH = 1_000
 UPSERTS_SECONDS_MAX = 30.0
-"""The longest time that one side upserts before it is read, so slow sides make fewer upserts."""
+"""The longest time that one system upserts before its table is read. Slow systems make fewer upserts."""
 
 
 def upserts(plan: Plan, tell: Tell) -> Figures:
     """Measures upserts of existing keys.
 
-    The keys of one upsert are adjacent, so a side that rewrites files must rewrite only a few.
+    The keys of one upsert are adjacent, so a system that rewrites files must rewrite only a few.
     """
     found: Figures = {"largest": largest(plan)}
     with opened(Keyed, *PEERS) as sides:
@@ -92,7 +92,7 @@ def _upserted(side: Side, table: str, rows: int, plan: Plan, seconds_max: float 
 
 
 def _compact(side: Side, table: str) -> None:
-    """Compacts a table. Dormouse reports whether files were merged, so it repeats until none are left."""
+    """Compacts a table. Dormouse repeats this until a round merges no more files."""
     if isinstance(side, Dormouse):
         opened_table = side.instance.table(table)
         while opened_table.compact(engine="local").jobs_run:

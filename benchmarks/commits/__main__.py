@@ -1,7 +1,7 @@
-"""The commits that the state store applies in a second: in batches, one by one, to many tables, by the queue.
+"""The commits that the state store applies in a second.
 
-The server is an embedded PostgreSQL with its durable defaults. For commits one by one, pgbench runs the same
-SQL in alternation.
+They come in batches, one by one, to many tables, and through the commit queue. The server is an embedded
+PostgreSQL with its durable defaults. Commits one by one alternate with pgbench, which runs the same SQL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MEASURED = (
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
-    """Runs the selected parts of the plan. With `profile`, only returns the profile of a batch, as text."""
+    """Runs the selected parts of the plan. With `profile`, it only returns a batch's profile, as text."""
     measured = dict(zip(PARTS, _MEASURED, strict=True))
     found: Figures = {}
     with own_place() as place, open_tables(place.dsn, place.objects) as tables:

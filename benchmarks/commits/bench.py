@@ -29,7 +29,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The amounts of work. In parts that have rounds, they are per round."""
+    """The amounts of work. They are per round in parts that have rounds."""
 
     rounds: int = amount(3, 1)
     jobs_of_batch: tuple[int, ...] = amount(
@@ -37,9 +37,9 @@ class Plan:
     )
     """The number of jobs for each batch size in BATCHES."""
     jobs_of_two: int = amount(15_000, 1_000)
-    """The jobs that two committers commit with each of the large batch sizes."""
+    """The number of jobs that two committers commit with each of the large batch sizes."""
     jobs_alone: int = amount(1_000, 100)
-    """The jobs that are committed one by one, each by Dormouse and by pgbench."""
+    """The number of jobs that Dormouse commits one by one, and as many that pgbench commits."""
     jobs_of_eight: int = amount(2_400, 240)
     jobs_of_queue: int = amount(15_000, 1_000)
     add_commits: int = amount(10, 2)
@@ -73,7 +73,7 @@ class Bench:
         return self.place.dsn
 
     def claimed(self, name: str, leaves: int) -> tuple[StateTable, Iterator[int]]:
-        """Makes a table with a job on each leaf; returns it and its jobs in random order."""
+        """Makes a table with a compaction job on each leaf; returns the table, and its jobs at random."""
         table = self.tables.make(name, leaves, self.layout, claimed_leaves=leaves)
         return table, iter(shuffled(table))
 

@@ -32,7 +32,7 @@ _KEYS = (bytes(9), bytes(9))
 
 
 def adding(bench: Bench, name: str = "adding") -> dict[str, Any]:
-    """Measures files added per second, in commits of many files with one reference each, one per batch."""
+    """Measures files added per second. Each batch is one commit of many files with one reference each."""
     table = bench.tables.empty(name, bench.layout)
     commits, files = bench.plan.add_commits, bench.plan.files_per_commit
     rates = []
@@ -49,7 +49,7 @@ def adding(bench: Bench, name: str = "adding") -> dict[str, Any]:
 
 
 def assigning(bench: Bench) -> dict[str, Any]:
-    """Measures references assigned to jobs per second, in batches of commits of eleven references each."""
+    """Measures references assigned to jobs per second. Each commit of a batch assigns eleven references."""
     jobs = bench.plan.assignments
     table = bench.tables.make("assigning", jobs, bench.layout)
     commits = [_assignment(table, job) for job in shuffled(table)]
@@ -61,7 +61,7 @@ def assigning(bench: Bench) -> dict[str, Any]:
 
 
 def creating_jobs(bench: Bench, name: str = "creating") -> dict[str, Any]:
-    """Measures compaction jobs created per second: eleven files each, on all leaves in one call."""
+    """Measures compaction jobs created per second. One call creates a job of eleven files on each leaf."""
     table = bench.tables.make(
         name,
         bench.plan.leaves,
@@ -84,7 +84,7 @@ def creating_jobs(bench: Bench, name: str = "creating") -> dict[str, Any]:
 
 
 def over_tables(bench: Bench) -> dict[str, Any]:
-    """Measures commits spread evenly over 1, 10 and 1,000 tables, in batches as a committer makes them."""
+    """Measures commits that are spread evenly over 1, 10 and 1,000 tables, in batches like a committer's."""
     found: dict[str, Any] = {}
     for count in bench.plan.tables:
         leaves = 1 + max(1, bench.plan.jobs_over_tables // count)
@@ -98,9 +98,9 @@ def over_tables(bench: Bench) -> dict[str, Any]:
 
 
 def _rates(bench: Bench, tables: list[StateTable]) -> tuple[float, float]:
-    """Returns the commits per second of the first commit to each table, and of all later commits.
+    """Returns two rates in commits per second: for the first commit to each table, and for later commits.
 
-    The statement of a table's first commit is not prepared yet, so that one is slower.
+    A table's first commit is slower, because its statement is not prepared yet.
     """
     orders = [shuffled(table) for table in tables]
     rounds = [
@@ -151,7 +151,7 @@ def _seconds(
     threads: int = 1,
     behind: Callable[[Supplier, list[CommitOutcome]], object] = lambda supplier, outcomes: None,
 ) -> float:
-    """Returns the seconds to apply the batches, including the call of `behind` after each batch."""
+    """Returns the seconds to apply the batches, including a call of `behind` after each batch."""
 
     def do(batch: Sequence[Envelope]) -> None:
         behind(tables.supplier, apply_all(tables, batch))

@@ -32,13 +32,16 @@ _LATENCY = re.compile(r"^\s+([\d.]+)\s+\d+\s+(with\b.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Result:
-    """The report of pgbench: transactions per second with the look-up, and milliseconds of the statement."""
+    """The report of pgbench.
+
+    `tps` are transactions per second, which include the look-up. `statement_ms` is the statement's latency.
+    """
 
     tps: float
     statement_ms: float
 
     def statements_per_s(self, clients: int) -> float:
-        """Returns the statements per second if the clients ran nothing but the statement."""
+        """Returns the rate of clients that would run only the statement, computed from its latency."""
         return clients * 1_000 / self.statement_ms
 
 
@@ -102,7 +105,7 @@ def statement_of(table: StateTable) -> tuple[str, list[str]]:
 
 
 def as_script(statement: str, variable: Callable[[str], str] = ":{}".format) -> str:
-    """Replaces the named parameters of a statement by variables, in the syntax of pgbench by default."""
+    """Replaces each named parameter of a statement by `variable(name)`, by default a variable of pgbench."""
     return _PLACEHOLDER.sub(lambda match: variable(match[1]) if match[1] else "%", statement)
 
 

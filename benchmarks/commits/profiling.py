@@ -30,8 +30,8 @@ _MICROSECONDS = 1_000_000
 def profile(bench: Bench, batch: int, batches: int) -> str:
     """Returns a text with the CPU microseconds per commit, and EXPLAIN (ANALYZE, BUFFERS, WAL) of one batch.
 
-    CPU time is comparable even on a busy machine. An idle machine can apply about as many commits per second
-    as its CPU seconds, over all cores, divided by the CPU time of a commit.
+    CPU time is comparable even on a busy machine. An idle machine applies about as many commits per second as
+    its number of cores, divided by the CPU seconds of a commit.
     """
     table, jobs = bench.claimed("profile", batch * (batches + 2))
     spent: dict[str, float] = defaultdict(float)
@@ -81,7 +81,7 @@ def _wal(supplier: ConnectionSupplier) -> float:
 
 
 def _explained(supplier: ConnectionSupplier, table: StateTable, bench: Bench, jobs: list[int]) -> list[str]:
-    """Returns EXPLAIN's lines for the store's statement with the values of a batch; rolls it back."""
+    """Explains the store's statement with a batch's values, and rolls it back; returns EXPLAIN's lines."""
     (values,) = values_of(bench.dsn, table, [jobs])
     text, names = statement_of(table)
     numbered = as_script(text, lambda name: f"${names.index(name) + 1}")

@@ -1,4 +1,4 @@
-"""Compaction commits by size of the batch and number of committers, and one by one compared with pgbench."""
+"""Compaction commits in batches of several sizes by one and two committers, and one by one like pgbench's."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CLIENTS = 8
 LARGE = BATCHES[-2:]
 BATCH_OF_LOG = 500
 TWO = {"two_threads": (2, 1), "two_processes": (1, 2)}
-"""The threads per process and the number of processes, for the two ways to run two committers."""
+"""The two ways to run two committers, each with its threads per process and its number of processes."""
 
 
 def by_batch(bench: Bench) -> dict[str, Any]:
     """Measures commits per second of one committer, of two threads and of two processes.
 
-    `replace_commits_per_s` is the best of the medians.
+    The figure `replace_commits_per_s` is the largest median of all sizes of batches.
     """
     plan = bench.plan
     rates: dict[str, list[float]] = defaultdict(list)

@@ -5,8 +5,8 @@ the keys and publishes the acknowledged ones. A look-up that begins afterwards m
 version exactly once. Compaction and garbage collection (gc_delay_seconds 2) run at the same time, each in a
 separate process. The figures are compared with the same look-ups of the idle table.
 
-The second part measures the look-ups per second that are served to 32 connections of a cheap client (`wrk`, a
-package of most systems) by one service process per core.
+The second part runs one service process per core. It measures the look-ups per second of 32 connections of
+`wrk`, a client that needs little CPU time (a package of most systems).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from benchmarks.harness.report import Grid, values
 class Plan:
     """The amounts of work and the durations.
 
-    The busy phase lasts `seconds`, and longer until each of COUNTS has reached `at_least`, but at most
-    `seconds_max`. The first `warm_seconds` are not timed.
+    The busy phase lasts at least `seconds`. It continues, for at most `seconds_max` in all, until each of
+    COUNTS has reached `at_least`. The first `warm_seconds` are not timed.
     """
 
     clients: int = amount(100, help="clients that look up keys [100]")
@@ -112,7 +112,7 @@ def _lost(target: Target, ledger: Ledger) -> int:
 
 
 def served_to_few(target: Target, plan: Plan, folder: Path, tell: Tell) -> Figures:
-    """Measures look-ups of the idle table by a service process per core: one run to warm up, one to count."""
+    """Measures look-ups of the idle table through one service process per core, after a run to warm up."""
     with through_service(target, ["--workers", str(os.cpu_count() or 1)]) as service:
         tell(f"{plan.connections} connections of {PROGRAM}")
         for _ in range(2):

@@ -22,7 +22,7 @@ _EXAMPLES_MAX = 5
 
 @dataclass(frozen=True)
 class Target:
-    """The table to read: through the query service at `url`, or without a URL in the clients' processes."""
+    """The table to read, through the query service at `url`, or directly if `url` is None."""
 
     dsn: str
     objects: str
@@ -63,7 +63,7 @@ class Lookups:
 
 
 class Clients:
-    """The processes of the clients. They run until all phases are over."""
+    """The processes of the clients. They stay alive between calls of `measure`."""
 
     def __init__(self, processes: Sequence[Remote], stop: Any) -> None:
         self._processes = processes
@@ -94,7 +94,7 @@ def clients(target: Target, ledger: Ledger, count: int, processes: int) -> Itera
 
 
 class _Process:
-    """The clients of one process, with the table that each reads."""
+    """The clients of one process, each with the table that it has opened."""
 
     def __init__(self, tables: Sequence[Any], ledger: Ledger, stop: threading.Event) -> None:
         self._tables = tables

@@ -41,7 +41,7 @@ class Served:
     per_second: float
     p99_ms: float
     failed: int
-    """The look-ups that got no answer, an error, or an answer without the row."""
+    """The number of look-ups that got no answer, an error, or an answer without the row."""
 
 
 def look_up(url: str, keys: int, connections: int, seconds: float, folder: Path) -> Served:

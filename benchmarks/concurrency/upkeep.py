@@ -19,10 +19,13 @@ from benchmarks.harness.processes import FORKSERVER, remotes
 
 KEYS_PER_INGEST = 16
 LEAVES_AT_ONCE = 32
-"""The leaves that the writer adds to for a while, so that they soon have enough files for a compaction."""
+"""The number of leaves to which the writer adds rows for a while.
+
+They are few, so that they soon have enough files for a compaction.
+"""
 
 INGESTS_IN_PLACE = 8
-"""The ingests before the writer changes to other leaves."""
+"""The number of ingests after which the writer changes to other leaves."""
 COUNTS = ("ingests", "jobs", "collected")
 Step = Callable[[dm.Table, Ledger, "Counts"], None]
 
@@ -59,7 +62,10 @@ def prepare(target: Target, ledger: Ledger, gc_delay_seconds: float) -> None:
 
 @contextmanager
 def upkeep(target: Target, ledger: Ledger, counts: Counts) -> Iterator[Callable[[], list[str]]]:
-    """Starts the three processes; yields a function that stops them and returns their failures."""
+    """Starts the writer, the compactor and the collector, each in a process.
+
+    Yields a function that stops them and returns a text for each of their failures.
+    """
     over = FORKSERVER.Event()
     steps = (_write, _compact, _collect)
     with remotes([partial(_working, step, target, ledger, counts, over) for step in steps]) as processes:
@@ -101,7 +107,7 @@ def _working(step: Step, target: Target, ledger: Ledger, counts: Counts, over: A
 
 
 def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
-    """Ingests the next versions of some keys."""
+    """Ingests the next version of some keys, of a few leaves that change every INGESTS_IN_PLACE ingests."""
     number = counts["ingests"]
     chance = random.Random(number // INGESTS_IN_PLACE)
     leaves = {chance.randrange(ledger.leaves) for _ in range(LEAVES_AT_ONCE)}
@@ -114,7 +120,10 @@ def _write(table: dm.Table, ledger: Ledger, counts: Counts) -> None:
 
 
 def _ingest(table: dm.Table, ledger: Ledger, keys: Any) -> None:
-    """Ingests the next version of each key: records it as sent, commits, records it as acknowledged."""
+    """Ingests the next version of each key.
+
+    Records the version as sent before the commit, and as acknowledged after the commit.
+    """
     rows = [row(key, ledger.sent[key] + 1) for key in keys]
     for key, version, _ in rows:
         ledger.sent[key] = version

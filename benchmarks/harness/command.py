@@ -24,10 +24,10 @@ P = TypeVar("P")
 
 
 def amount(whole: Any, quick: Any = None, **argument: Any) -> Any:
-    """Returns a dataclass field of a plan, with its full value and its value with --quick.
+    """Returns a dataclass field of a plan, with its full value and its value for the option --quick.
 
-    If `argument` is given, the field is also a command-line option. `argument` holds the parameters of
-    `add_argument`. The option is a number of at least 1 unless they name another type, action or choices.
+    With parameters of `add_argument` in `argument`, the field is also a command-line option. The option is a
+    number of at least 1, unless the parameters name another type, action or choices.
     """
     quick = whole if quick is None else quick
     return field(default=whole, metadata={"quick": quick, "argument": argument})
@@ -39,7 +39,7 @@ def layout() -> Any:
 
 
 def quick(plan: type[P]) -> P:
-    """Returns the plan with --quick."""
+    """Returns the plan with the values for the option --quick."""
     made: Any = plan
     return plan(**{each.name: each.metadata["quick"] for each in fields(made)})
 
@@ -54,7 +54,7 @@ class Benchmark:
     plan: type[Any]
     """A dataclass whose fields are made by `amount`."""
     measure: Callable[[Any, Tell], Figures]
-    """Runs the plan and returns its figures."""
+    """A function that runs the plan and returns its figures."""
     figures: Sequence[str | Grid]
     """The printed lines and tables, which contain every figure.
 
@@ -69,7 +69,7 @@ class Benchmark:
     preload: Sequence[str] = ()
     """Modules that are imported before the processes of the benchmark are forked."""
     refusal: Callable[[Namespace], str | None] = lambda _: None
-    """Returns an error message if the arguments contradict each other."""
+    """A function that returns an error message if the arguments contradict each other, else None."""
 
     @property
     def keys(self) -> set[str]:

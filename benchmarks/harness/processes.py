@@ -1,4 +1,4 @@
-"""Objects that live in separate processes, forked from one clean process, and are called from this one."""
+"""Objects in separate processes, whose methods this process calls. All are forks of one clean process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Opener = Callable[[], AbstractContextManager[Any]]
 
 
 class Remote:
-    """An object in another process. Calls its methods, one at a time."""
+    """A proxy of an object in another process. It calls the object's methods, one at a time."""
 
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self.process = process
@@ -42,7 +42,7 @@ class Remote:
         return self._pipe.poll()
 
     def result(self, seconds_max: float | None = None) -> Any:
-        """Waits for the call and returns its result.
+        """Waits for the call of `begin` and returns its result.
 
         Raises RuntimeError if the call failed, the process died, or the call takes longer than `seconds_max`.
         """

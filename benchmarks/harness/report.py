@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Returns the median over the rounds of ours ÷ theirs.
+    """Returns the median over the rounds of the ratio `ours / theirs`.
 
     The runs of one round share the machine's noise, so each ratio is taken within a round.
     """
@@ -27,7 +27,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def turned(items: Sequence[T], number: int) -> list[T]:
-    """Returns the items rotated by `number`, so that the side that runs first changes each round."""
+    """Returns the items rotated by `number`, so that another item is the first in each round."""
     first = number % len(items)
     return [*items[first:], *items[:first]]
 
@@ -97,7 +97,7 @@ def rendered(part: str | Grid, measured: Mapping[str, Any]) -> str:
 
 
 def number(figure: Any) -> str:
-    """Returns a figure with three digits, or whole from 1,000 on; empty if it was not measured."""
+    """Returns a figure as text: three digits, or a whole number from 1,000 on; empty for None."""
     if figure is None or isinstance(figure, str):
         return figure or ""
     return f"{figure:,.0f}" if abs(figure) >= 1_000 else f"{figure:,.3g}"
@@ -134,7 +134,7 @@ class Pane:
 
 
 def draw(panes: Sequence[Pane], measured: Mapping[str, Any], path: Path) -> None:
-    """Draws the panes side by side into a file of the format of its suffix. Skips missing figures."""
+    """Draws the panes side by side into a file, whose suffix names the format. Skips missing figures."""
     import matplotlib as mpl
 
     mpl.use("agg")

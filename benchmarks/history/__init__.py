@@ -1,1 +1,1 @@
-"""The benchmark of a table's history: the cost of its operations by its length."""
+"""The benchmark of a table's history: the cost of operations on histories of different lengths."""

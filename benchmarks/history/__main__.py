@@ -1,4 +1,4 @@
-"""The cost of a table's history by its length.
+"""The cost of operations on a table's history, for histories of different lengths.
 
 Histories have 10 thousand, 310 thousand, 3.1 million and (--full) 31 million epochs, which is one per second
 for a year. The benchmark measures:
@@ -54,11 +54,14 @@ GROWN_BY_MAX = "3.1m"
 _BLOB = ("epoch_at", "split")
 _WARMING = 50
 STRETCHES = 10
-"""The parts into which writing calls are divided. A reported percentile is the median of the parts' ones."""
+"""The number of parts into which writing calls are divided.
+
+A reported percentile is the median of the percentiles of the parts.
+"""
 READ_AGAIN = 4
 """The number of times that each reading call is made."""
 _COUNTED = 20
-"""The number of calls whose pages are counted."""
+"""The number of calls for which the accessed pages are counted."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def _begin(piece: str, plan: Plan, tell: Tell) -> None:
-    """Announces a part of the measurement. With `paced`, waits, so that the caller can run other work."""
+    """Shows the next part of the measurement. With `paced`, it then waits, so that other work can run."""
     tell(piece)
     if plan.paced:
         print(piece, file=sys.stderr, flush=True)
@@ -182,14 +185,17 @@ def _read(make: Operation, subjects: Mapping[str, Subject], calls: int) -> dict[
 
 
 def _usual(milliseconds: Sequence[float], percent: int) -> float:
-    """Returns the median of the percentiles of ten stretches, so that a short slow phase does not count."""
+    """Divides the calls into ten parts, and returns the median of the parts' percentiles.
+
+    So a short slow phase of the machine does not count.
+    """
     length = max(1, len(milliseconds) // STRETCHES)
     parts = [milliseconds[n : n + length] for n in range(0, len(milliseconds), length)]
     return median(percentile(part, percent) for part in parts[:STRETCHES])
 
 
 def _growth(measured: Figures, sizes: Sequence[str]) -> Figures:
-    """Returns the growth of p99 from the shortest measured history to the longest that counts."""
+    """Returns the growth of each operation's p99 from the shortest history to the longest reported one."""
     there = [size for size in EPOCHS if size in sizes and EPOCHS[size] <= EPOCHS[GROWN_BY_MAX]]
     if len(there) < 2:
         return {}

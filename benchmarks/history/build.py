@@ -27,9 +27,9 @@ ROWS, BYTES = 1_000_000, 40_000_000
 CHUNK_EPOCHS = 1_000
 """The number of epochs from one running total to the next."""
 CUTS_MIN, CUT_EPOCHS = 3_000, 1_800
-"""At least this many cuts, so that each truncation has one; in long histories, one per this many epochs."""
+"""The least number of cuts, so that each truncation has one, and the epochs per cut of a long history."""
 AWAY = 10
-"""The epochs between two cuts that an operation compares."""
+"""The number of epochs between two cuts that an operation compares."""
 _AT_ONCE = 100_000
 _NULL = "\\N"
 _SQL = load(__file__, "build")
@@ -37,7 +37,7 @@ _SQL = load(__file__, "build")
 
 @dataclass
 class _Slot:
-    """One of the first leaves, with the partition that has replaced it."""
+    """One of the first leaves, with the partition that has taken its place: `now`, made at epoch `since`."""
 
     node: Node
     is_upper: bool
@@ -69,7 +69,7 @@ class _Writer:
         self._totals = [0, 0, 0, 0]
 
     def add(self, epoch: int) -> None:
-        """Adds an epoch that divides a random slot's leaf, or merges the halves if it is divided."""
+        """Adds an epoch that divides the leaf of a random slot, or merges its halves if it was divided."""
         number = self._chosen.randrange(len(self.slots))
         slot = self.slots[number]
         is_merge = slot.divided is not None
@@ -99,7 +99,7 @@ class _Writer:
             self._place(number, merged=None)
 
     def _place(self, number: int, merged: int | None) -> None:
-        """Adds the present partition of a slot, with its halves if it is divided.
+        """Adds the present partition of a slot and, if it is divided, its two halves.
 
         `merged` is the epoch that merges the halves, or None if they are still leaves.
         """

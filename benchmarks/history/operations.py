@@ -124,7 +124,10 @@ def predecessors(subject: Subject) -> Call:
 
 
 def partitions_between(subject: Subject) -> Call:
-    """Returns a call between two cuts that are AWAY epochs apart, whatever the history's length."""
+    """Returns a call that reads the partitions between two cuts.
+
+    The cuts are AWAY epochs apart, for a history of any length.
+    """
     first, last = subject.chosen.choice(subject.pairs)
     return lambda: list(subject.history.partitions_between(first, last))
 
@@ -198,7 +201,10 @@ def files_at(subject: Subject) -> Call:
 
 
 def changes_between(subject: Subject) -> Call:
-    """Returns a call from the beginning to a cut, because the first cut already has all files."""
+    """Returns a call that reads the changes from the table's beginning to a random cut.
+
+    Between two cuts there would be none, because all files were added before the first cut.
+    """
     cut = subject.chosen.choice(subject.cuts)
     return lambda: list(subject.history.changed_files(None, cut))
 
@@ -209,7 +215,7 @@ def truncate(subject: Subject) -> Call:
 
 
 def apply_retention(subject: Subject) -> Call:
-    """Returns a call whose limit makes the next cut the one to truncate at."""
+    """Returns a call that applies a retention whose limit truncates the history at the next cut."""
     cut = subject.next_cut()
 
     def call() -> Cut | None:

@@ -2,7 +2,7 @@
 
 The cases are appends of one small file by 1, 8 and 32 processes, the same on a table with a history, and
 compactions of one table by 1, 2 and 8 processes while another process appends. One durable PostgreSQL holds
-Dormouse's state and the catalogs of DuckLake and PyIceberg; Delta's log is a folder. The sides alternate,
+Dormouse's state and the catalogs of DuckLake and PyIceberg; Delta's log is a folder. The systems alternate,
 with their documented retries.
 """
 
@@ -32,7 +32,7 @@ _CONNECTIONS = {"max_connections": "300"}  # DuckLake opens up to four for each 
 
 
 def run(plan: Plan, tell: Tell) -> Figures:
-    """Measures all sides in alternation; returns the figures and the versions of the packages."""
+    """Measures all systems in alternation; returns the figures and the versions of the packages."""
     with own_place(_CONNECTIONS) as place:
         peers = {side: side(place) for side in _SIDES}
         for peer in peers.values():
@@ -56,7 +56,7 @@ Rounds = Sequence[Result]
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Returns the sum of the counts, or None if nothing was counted."""
+    """Returns the sum of the counts that are not None, or None if there are none."""
     counted = [count for count in counts if count is not None]
     return sum(counted) if counted else None
 
@@ -72,9 +72,9 @@ def _refused(rounds: Rounds) -> int:
 
 _RATE = _median(lambda result: result.per_second)
 _Meanings = Mapping[str, tuple[str, Callable[[Rounds], Any]]]
-"""The heading of a figure's column, and the function that computes the figure from the rounds, by its key.
+"""A map from the key of a figure to its column's heading and the function that computes it from the rounds.
 
-The `{}` in a key stand for the side and the number of workers.
+The two `{}` in a key are replaced by the compared system and the number of workers.
 """
 
 _FIGURES: dict[str, _Meanings] = {
@@ -101,7 +101,7 @@ _FIGURES: dict[str, _Meanings] = {
 
 
 def figures(sides: Mapping[str, Measured]) -> Figures:
-    """Returns Dormouse's ratios and failures first, then the figures of each side."""
+    """Returns Dormouse's ratios and failures first, then the figures of each system."""
     found: Figures = {}
     for ours, end in _OURS.items():
         for other in _OTHERS:
@@ -120,7 +120,10 @@ def figures(sides: Mapping[str, Measured]) -> Figures:
 
 
 def _ratio(kind: str, ours: Measured, theirs: Measured, writers: int = AT_WRITERS) -> float:
-    """Returns the median ratio over the rounds. A side without commits counts as one commit in the time."""
+    """Returns the median over the rounds of the ratio of our rate to theirs.
+
+    If they made no commit in a round, one commit counts.
+    """
     at = kind, writers
     rates = [max(them.per_second, 1 / them.seconds) for them in theirs[at]]
     return round(median_ratio([us.per_second for us in ours[at]], rates), 2)

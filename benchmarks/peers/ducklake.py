@@ -63,7 +63,7 @@ class DuckLake(Peer):
 
     @contextmanager
     def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
-        """Yields steps that choose files by the worker's size, because DuckLake cannot choose partitions."""
+        """Yields steps that merge files of the worker's size, because DuckLake cannot choose partitions."""
         import duckdb
 
         low, high = file_bytes(worker)
@@ -82,7 +82,7 @@ class DuckLake(Peer):
             yield Steps(step)
 
     def conflicts(self) -> int:
-        """Returns the number of transactions that the database rolled back. Each is a try that lost."""
+        """Returns the number of transactions that the database rolled back: each lost against another one."""
         import psycopg
 
         with psycopg.connect(self.place.dsn, autocommit=True) as conn:

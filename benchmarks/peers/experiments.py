@@ -15,7 +15,7 @@ from benchmarks.peers.together import Result, Task, run_together, summary
 WRITERS = (1, 8, 32)
 COMPACTORS = (1, 2, 8)
 AT_WRITERS = 8
-"""The number of writers, and of compactors, at which the sides are compared."""
+"""The number of writers, and of compactors, at which the systems are compared."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,27 @@ class Plan:
     rounds: int = amount(3, 1)
     seconds: float = amount(4.0, 1.0)
     seconds_elsewhere: float = amount(4.0, 0.5)
-    """The time of runs with other numbers of workers than AT_WRITERS."""
+    """The seconds of a run in which the number of workers is not AT_WRITERS."""
     seconds_grown: float = amount(4.0, 0.5)
     grace_seconds: float = amount(6.0, 0.3)
     grown_commits: int = amount(2_000, 100)
     growth_seconds_max: float = amount(300.0, 0.5)
     partitions: int = amount(48, 12)
-    """The partitions of each compactor, which are also the most compactions that it can do."""
+    """The number of partitions of each compactor, and so the most compactions that it can do."""
 
     def seconds_for(self, workers: int) -> float:
         return self.seconds if workers == AT_WRITERS else self.seconds_elsewhere
 
 
 Measured = dict[tuple[str, int], list[Result]]
-"""The results of one side, one for each round, by kind and number of workers.
+"""The results of one system for each round, by kind of experiment and number of workers.
 
-The kinds are `appends`; `new`, `history` and `grown`; `compactors`, and the appends `beside` them.
+The kinds are `appends`; `new`, `history` and `grown`; `compactors`, and `beside` (appends at the same time).
 """
 
 
 def measure(peers: Sequence[Peer], compacting: Sequence[Peer], plan: Plan, tell: Tell) -> dict[str, Measured]:
-    """Measures all sides in alternation, never two at the same time."""
+    """Measures all systems in alternation, never two at the same time."""
     sides: dict[str, Measured] = {peer.name: defaultdict(list) for peer in peers}
     for writers in WRITERS:
         for number, peer in turns(peers, plan.rounds):

@@ -1,4 +1,4 @@
-"""The sides of Dormouse: synchronous writers, writers through the commit queue, and `Instance.commit`."""
+"""Three ways to commit with Dormouse: synchronously, through the commit queue, and by `Instance.commit`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ class Dormouse(Peer):
 
     @contextmanager
     def compactor(self, table: str, worker: int, partitions: range) -> Iterator[Steps]:
-        """Yields steps that look up files, claim, merge and commit them: one call in the other sides."""
+        """Yields steps that each compact one of `partitions`.
+
+        A step looks up the files, claims them, merges them and commits. Other systems have one call for this.
+        """
         with self.open() as instance:
             opened = instance.table(table)
             leaves = _leaves(opened)
@@ -122,7 +125,7 @@ class Dormouse(Peer):
 class DormouseCommitter(Dormouse):
     """Dormouse with writers that submit one request at a time; a committer in another process applies them.
 
-    The rate counts applied commits until the queue is empty; the latencies are those of submitting.
+    The rate counts applied commits until the queue is empty. A latency is the time to submit one request.
     """
 
     name = "committer"
@@ -187,9 +190,9 @@ class DormouseWaiting(Dormouse):
 
 
 def _emptied(queue: CommitQueue) -> Callable[[], bool]:
-    """Returns a function that checks that the queue is empty now and was empty at the last call.
+    """Returns a function that checks whether the queue is empty now and was empty at the last call.
 
-    Two looks are needed: commits whose messages left the queue before the first are counted at the second.
+    Two calls are needed, because a commit may not be counted yet when its message has just left the queue.
     """
     looks = [False]
 

@@ -1,4 +1,4 @@
-"""The interface of the compared sides, and the rows that they write."""
+"""The interface of the compared systems, and the rows that they write."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ _SIZE_STEPS = 16
 
 
 class Refused(Exception):
-    """An error: the commit lost against other commits, and the documented retries are used up."""
+    """The error for a commit that conflicted with others until the documented retries were used up."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The work of a worker: `step` returns the number of commits that it made, or raises Refused.
+    """The work of a worker, step by step.
 
-    Steps are numbered from 0. A refused step is repeated with the same number. `retries` returns the number
-    of failed tries so far, or None if it is unknown.
+    `step` gets the step's number, from 0. It returns the number of commits that it made, or raises Refused. A
+    refused step is repeated with the same number. `retries` returns the number of failed tries so far, or
+    None if it is unknown.
     """
 
     step: Callable[[int], int]
     retries: Callable[[], int | None] = lambda: None
     is_idle: Callable[[], bool] = lambda: True
-    """Returns whether a helper has finished the work that other workers left to it."""
+    """A function that returns whether a helper has finished the work that other workers left to it."""
 
 
 @dataclass(frozen=True)
 class Peer(ABC):
-    """A compared side. It is pickled for the workers' processes, so it holds only an address."""
+    """A compared system. It is pickled for the workers' processes, so it contains only addresses."""
 
     place: Place
     name: ClassVar[str]
@@ -51,7 +52,7 @@ class Peer(ABC):
 
     @property
     def database(self) -> str:
-        """The connection string of the side's own database."""
+        """The connection string of the system's own database."""
         return self.place.database(f"peer_{self.name}")
 
     @property
@@ -72,11 +73,11 @@ class Peer(ABC):
         """Opens a worker whose steps append one small file each."""
 
     def committers(self, table: str) -> list[Opener]:
-        """Returns openers of helpers that apply the appenders' submitted commits; empty for most sides."""
+        """Returns openers of helpers that apply the commits that appenders submit; empty for most systems."""
         return []
 
     def fill(self, table: str, partitions: dict[int, int]) -> None:
-        """Gives each partition its small files; `partitions` maps it to the worker that will compact it."""
+        """Adds small files to each partition. `partitions` maps a partition to its compactor's number."""
         raise NotImplementedError
 
     def compactor(self, table: str, worker: int, partitions: range) -> AbstractContextManager[Steps]:
@@ -84,13 +85,13 @@ class Peer(ABC):
         raise NotImplementedError
 
     def conflicts(self) -> int | None:
-        """Returns the conflicts in the side's database so far, or None if its workers count them."""
+        """Returns the number of conflicts in the system's database so far, or None if workers count them."""
         return None
 
 
 @contextmanager
 def refused_on(*kinds: type[Exception]) -> Iterator[None]:
-    """Converts the errors that a library raises for a lost race to Refused."""
+    """Converts the errors that a library raises for a conflict to Refused."""
     try:
         yield
     except kinds as error:
@@ -119,7 +120,7 @@ def small_rows(partition: int, worker: int, number: int) -> pa.Table:
 
 
 def file_bytes(worker: int) -> tuple[int, int]:
-    """Returns the smallest size (inclusive) and the limit (exclusive) that only a worker's files have."""
+    """Returns the range of sizes that only the files of one worker have: its start, and its excluded end."""
     step = _FILE_BYTES_MIN // _SIZE_STEPS
     overhead = 1_600  # bytes that the Parquet format adds when DuckDB writes it
     start = _FILE_BYTES_MIN + overhead + worker * step - step // 2

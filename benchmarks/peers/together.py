@@ -36,9 +36,9 @@ PRELOAD = (
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a worker: steps until the time is over or `steps_max` steps have succeeded.
+    """The task of a worker, which makes steps until the time is over or `steps_max` steps have succeeded.
 
-    A `helper` continues until all other workers are done and it has finished the work that they left to it.
+    A `helper` continues until all other workers are done and the work that they left to it is finished.
     """
 
     open: Opener
@@ -47,7 +47,7 @@ class Task:
 
 
 class Done(NamedTuple):
-    """A step that made commits: when it ended, in seconds after the start, and how long it took."""
+    """A step that made commits: its end in seconds after the start, its duration, and its commits."""
 
     ended: float
     seconds: float
@@ -62,9 +62,9 @@ class Tally:
     refused: int = 0
     retries: int | None = None
     unfinished: int = 0
-    """1 if its last step was still running after the grace period, otherwise 0."""
+    """1 if the worker's last step was still running after the grace period, otherwise 0."""
     exhausted: bool = False
-    """True if it did all its steps before time was up."""
+    """True if the worker did all its steps before the time was over."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Result:
     """The results of all workers of a run."""
 
     seconds: float
-    """The time from the start until time was up, or until all work was done."""
+    """The time from the start until the time was over, or until all work was done."""
     commits: int
     latencies: tuple[float, ...]
     refused: int
@@ -84,14 +84,14 @@ class Result:
         return self.commits / self.seconds
 
     def percentile_ms(self, percent: int) -> float:
-        """Returns a percentile of the steps that ended, or the whole time if none did."""
+        """Returns a percentile of the durations of the ended steps, or the whole time if no step ended."""
         return 1_000 * percentile(self.latencies or (self.seconds,), percent)
 
 
 def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) -> list[Tally]:
-    """Runs all tasks at once for `seconds`. A step that began in time may end in the grace period after it.
+    """Runs all tasks at once for `seconds`. A step that began in time may end in the grace period after that.
 
-    A worker whose step is still running then is killed. Helpers must come last among the tasks.
+    A worker whose step runs even longer is killed. Helpers must come last among the tasks.
     """
     others_done = FORKSERVER.Event()
     openers = [partial(_working, task, seconds, grace_seconds, others_done) for task in tasks]
@@ -108,7 +108,10 @@ def run_together(tasks: Sequence[Task], seconds: float, grace_seconds: float) ->
 
 
 def summary(tallies: Sequence[Tally], seconds: float) -> Result:
-    """Sums up the steps that ended within `seconds`, or within less time if all work was done earlier."""
+    """Sums up the commits of the steps that ended within `seconds`.
+
+    If all work was done earlier, the result's time is shorter.
+    """
     done = [step for tally in tallies for step in tally.done]
     within = [step for step in done if step.ended <= seconds]
     counted = [tally.retries for tally in tallies if tally.retries is not None]
@@ -136,7 +139,7 @@ class _Worker:
         self._error: Exception | None = None
 
     def run(self, start: float) -> Tally:
-        """Runs the steps; marks a step that does not end in the grace period as unfinished."""
+        """Runs the steps. Marks a step that has not ended after the grace period as unfinished."""
         before = self._steps.retries()
         wait_until(start)
         # in a thread, so that this method can report a step that does not end

@@ -2,9 +2,9 @@
 
 The plans are of one key, of the keys of ten leaves, and of the whole table, in new and in warm instances.
 They are measured alone, and while another process compacts 1,000 times a second, ingests and splits. The
-plans alternate with a look-up of the same partitions in bare SQL, and with `select 1`. Right after commits
-are acknowledged, the benchmark checks that plans contain them. The server is an embedded PostgreSQL with its
-durable defaults.
+plans alternate with a look-up of the same partitions in plain SQL, and with `select 1`. The benchmark also
+checks that plans contain commits as soon as these are acknowledged. The server is an embedded PostgreSQL with
+its durable defaults.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ _SPLIT_SECONDS = 0.5
 
 
 class Load:
-    """A load of batches of compactions of random leaves. A leaf without a job first gets new files and a job.
+    """A load on the database: compactions of random leaves, in batches.
 
-    After each batch, this process checks one plan, and the process at the other end of `probes` another.
+    A leaf without a job first gets new files and a job. After each batch, this process checks one plan, and
+    the process at the other end of `probes` checks another plan.
     """
 
     def __init__(self, context: TableContext, table: StateTable, probes: Connection, stop: Event) -> None:
@@ -77,7 +78,7 @@ class Load:
         return {**self.facts, "seconds": time.monotonic() - began}
 
     def batch(self) -> None:
-        """Applies a batch of compactions as the committer does, and checks plans."""
+        """Applies a batch of compactions like a committer, and checks plans."""
         self._probe(self._compact([self._next() for _ in range(min(BATCH, self._table.leaves // 4))]))
 
     def _next(self) -> int:
@@ -90,7 +91,10 @@ class Load:
         return leaf
 
     def _compact(self, leaves: Sequence[int]) -> list[Probe]:
-        """Applies one batch of compactions. Before it, ingests and makes new jobs for leaves without one."""
+        """Applies one batch of compactions, and returns a check for the plans of each leaf.
+
+        Before the batch, it ingests files and makes new jobs for leaves that have no job.
+        """
         again = {leaf: self._ingested(leaf) for leaf in leaves if leaf in self._now}
         requests = {leaf: self._job(leaf, again.get(leaf)) for leaf in leaves}
         if again:
@@ -115,14 +119,14 @@ class Load:
         return [Probe(leaf, self._now[leaf], each.input_filenames) for leaf, each in requests.items()]
 
     def _job(self, leaf: int, ingested: Sequence[FileWithReferences] | None) -> ReplaceFileReferencesRequest:
-        """Returns the leaf's first job, or a job of its compacted file and the files ingested since."""
+        """Returns the request for the leaf's first job, or for a job of its compacted file and `ingested`."""
         if ingested is None:
             return self._table.request(leaf)
         inputs = (self._now[leaf], *(file.filename for file in ingested))
         return self._table.request(leaf, str(uuid4()), inputs)
 
     def _ingested(self, leaf: int) -> list[FileWithReferences]:
-        """Returns new files, as many as bring the leaf back to its first number of files."""
+        """Returns so many new files that a compacted leaf has its first number of files again."""
         partition_id, keys = self._table.partition_id(leaf), keys_between(leaf, leaf + 1)
         prefix = self._table.record.object_prefix
         return [
@@ -131,7 +135,7 @@ class Load:
         ]
 
     def split(self) -> None:
-        """Splits the leaf that was compacted last. No compaction or ingest follows in it."""
+        """Splits the leaf that was compacted last. Later batches leave it out."""
         leaf = self._waiting.pop()
         if leaf == self._held:
             self._waiting.appendleft(leaf)
@@ -147,7 +151,7 @@ class Load:
         self.facts["stale"] += probe.is_stale(plan.filenames)
 
     def _probe(self, probes: Sequence[Probe]) -> None:
-        """Checks a probe here, and sends another to the planner if it has answered the last one."""
+        """Checks a probe in this process. Sends another to the planner, if that has answered the last one."""
         here, there = self._random.sample(probes, 2)
         self._check(here)
         if self._held is not None and self._probes.poll():

@@ -1,6 +1,7 @@
 """The measured process, which plans queries in alternation with bare SQL look-ups and with `select 1`.
 
-A plan is stale if it lacks the new file of a commit acknowledged before, or contains a file that it replaced.
+A plan is stale if a commit was acknowledged before the plan, and the plan lacks the commit's new file or
+contains a file that the commit replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Milliseconds = list[float]
 
 @dataclass(frozen=True)
 class Probe:
-    """The file that a plan of a leaf must contain, and the files that it must not, until its next commit."""
+    """A check of the plans of a leaf until its next commit.
+
+    The plans must contain the file `added`, and none of the files `removed`.
+    """
 
     leaf: int
     added: str
@@ -45,7 +49,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, walked to its end. Times in seconds."""
+    """The files of a plan that was read to its end, and the seconds until its first file and its end."""
 
     filenames: Sequence[str]
     first: float
@@ -53,14 +57,14 @@ class Planned:
 
 
 def keys_of(leaf: int, key: int, leaves: int = 0) -> KeyRanges:
-    """Returns the range of one key of a leaf, or of all keys of `leaves` leaves from this one on."""
+    """Returns the range of one key of a leaf, or of all keys of `leaves` leaves if that is given."""
     at = leaf * KEYS_PER_LEAF
     one = Range(at + key, at + key, max_inclusive=True)
     return KeyRanges({"key": [Range(at, at + leaves * KEYS_PER_LEAF) if leaves else one]})
 
 
 def planned(context: TableContext, ranges: KeyRanges) -> Planned:
-    """Plans a query and walks the plan to its end; keeps only the filenames."""
+    """Plans a query and reads the plan to its end; keeps only the filenames."""
     began = perf_counter()
     filenames: list[str] = []
     first = 0.0
@@ -111,7 +115,7 @@ class Planning:
         return {"milliseconds": milliseconds, "bytes": self.context().trees.byte_size}
 
     def keys(self, seconds: float, at_least: int) -> dict[str, Milliseconds]:
-        """Times plans of one key, the look-up of the same partitions in SQL, and `select 1`, alternating."""
+        """Times plans of one key, alternating with a look-up of the same partitions in SQL and `select 1`."""
         found: dict[str, Milliseconds] = {"plan": [], "look_up": [], "select_1": []}
         for leaf in self._leaves(seconds, at_least):
             found["plan"].append(self._timed(leaf))
@@ -140,7 +144,7 @@ class Planning:
         return found
 
     def memory(self) -> dict[str, int]:
-        """Returns the resident bytes of this process: now, and its peak."""
+        """Returns the resident bytes of this process: the present number and the peak."""
         return {"now": resident_bytes("VmRSS"), "most": resident_bytes()}
 
     def probed(self) -> tuple[int, int]:
@@ -161,7 +165,7 @@ class Planning:
             number += 1
 
     def _answer(self) -> None:
-        """Answers a waiting probe with a plan, and releases the leaf to the load."""
+        """Answers a waiting probe, if any: plans a query of its leaf, and reports that the leaf is free."""
         if not self._probes.poll():
             return
         probe = self._probes.recv()

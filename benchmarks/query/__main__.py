@@ -41,7 +41,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The amounts of work. `repeats` are the queries of each kind in a round."""
+    """The amounts of work. `repeats` has the number of queries in a round, for each kind."""
 
     leaves: int = amount(16, 4)
     ingests: int = amount(1)
@@ -52,7 +52,7 @@ class Plan:
 
 
 Times = dict[tuple[str, str], list[float]]
-"""Seconds by the kind of query and the engine."""
+"""Lists of seconds, by the kind of query and the engine."""
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -95,7 +95,10 @@ def measure(plan: Plan, tell: Tell) -> Figures:
 
 
 def warmed(engine: Remote, plan: Plan) -> list[float]:
-    """Warms an engine up; returns the seconds of a round's number of look-ups after its very first one."""
+    """Warms an engine up by many look-ups.
+
+    It leaves out the very first look-up, and returns the seconds of the next ones, as many as in a round.
+    """
     repeats, most = plan.repeats[0], plan.warming
     found: list[float] = engine.call("seconds", queries(plan, "lookup", -2, most + 1))
     return found[1 : repeats + 1]
@@ -112,7 +115,7 @@ def queries(plan: Plan, kind: str, number: int, repeats: int | None = None) -> l
 def figures(
     rounds: Mapping[tuple[str, str], Sequence[float]], singles: Mapping[tuple[str, str], Sequence[float]]
 ) -> Figures:
-    """Returns the milliseconds of a query, and the ratios ours ÷ theirs of queries per second."""
+    """Returns the milliseconds of a query, and the ratios of Dormouse's queries per second to the others'."""
     found: Figures = {}
     for (kind, name), seconds in singles.items():
         found[_ms(kind, name)] = round(1_000 * median(seconds), 3)

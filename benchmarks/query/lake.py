@@ -29,7 +29,7 @@ SCHEMA = dm.Schema(
     ],
 )
 KEY_STEP = 8
-"""The distance between keys. Most numbers are not keys, and a range of keys has a known number of rows."""
+"""The distance between keys, so that most numbers are not keys, and the rows of a range of keys are known."""
 
 _TABLE = "orders"
 CATALOG = "iceberg"
@@ -37,7 +37,7 @@ CATALOG = "iceberg"
 
 @dataclass(frozen=True)
 class Lake:
-    """The place and the size of the table. Each ingest writes one file in each leaf."""
+    """The place and the size of the table. Each ingest writes one file for each leaf."""
 
     place: Place
     leaves: int

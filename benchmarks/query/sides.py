@@ -15,7 +15,10 @@ from benchmarks.query.lake import CATALOG, KEY_STEP, Lake
 
 @dataclass(frozen=True)
 class Wanted:
-    """A query for `rows` rows from number `row` on in key order; with `by_key`, for one key by equality."""
+    """A query for `rows` rows, from row number `row` in key order.
+
+    With `by_key`, the query has the condition `key = …` for that row alone, instead of a range.
+    """
 
     row: int
     rows: int
@@ -68,7 +71,7 @@ class Engine:
 
 
 def digest(rows: Any) -> str:
-    """Returns a hash of a pyarrow Table or a Polars DataFrame, equal for equal values."""
+    """Returns a hash of a pyarrow Table or a Polars DataFrame. Equal values have equal hashes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -31,7 +31,7 @@ class Plan:
     references: tuple[int, ...] = amount(REFERENCES, REFERENCES[:3])
     rounds: int = amount(5, 3)
     commits: int = amount(2_000, 500)
-    """The commits of each round and size."""
+    """The number of commits in each round, for each size."""
     tables: tuple[int, ...] = amount(TABLE_COUNTS, TABLE_COUNTS[:2])
     writers: tuple[int, ...] = amount(WRITERS)
     commits_of_writers: int = amount(4_000, 400)

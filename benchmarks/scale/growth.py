@@ -26,7 +26,7 @@ from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 
 FILES = 10
-"""The number of files of a compaction, and of a leaf."""
+"""The number of files that a compaction merges, and the number of files of a leaf."""
 BATCH = 100
 TABLES_MEASURED = 10
 _WARMING_BATCHES = 3
@@ -44,7 +44,7 @@ class Cycles:
         self._random = random.Random(23)
 
     def per_second(self, commits: int) -> float:
-        """Returns the rate of commits in batches to the tables in turn, after uncounted warm-up batches."""
+        """Commits batches to one table after another; returns the commits per second, after a warm-up."""
         warming = _WARMING_BATCHES * len(self._tables)
         seconds = [self._batch(number % len(self._tables)) for number in range(warming + commits // BATCH)]
         return BATCH * len(seconds[warming:]) / sum(seconds[warming:])
@@ -63,7 +63,7 @@ class Cycles:
         return time.monotonic() - began
 
     def _made(self, number: int, commits: int, files: int) -> list[Envelope]:
-        """Adds files to random leaves and claims them; returns the commits that replace them."""
+        """Adds files to random leaves and claims them; returns the commit requests that replace them."""
         table, store = self._tables[number], self._stores[number]
         leaves = [self._random.randrange(table.leaves) for _ in range(commits)]
         inputs = [[_file(table, leaf) for _ in range(files)] for leaf in leaves]
@@ -100,7 +100,7 @@ def _file(table: StateTable, leaf: int) -> FileWithReferences:
 def by_references(
     tables: Tables, sizes: Sequence[int], commits: int, rounds: int, layout: str, tell: Tell
 ) -> Figures:
-    """Measures commits by the number of references.
+    """Measures commits for several numbers of references in the table.
 
     The sizes alternate in each round, because the machine's speed varies.
     """
@@ -119,7 +119,7 @@ def by_references(
 
 
 def by_tables(tables: Tables, counts: Sequence[int], commits: int, layout: str, tell: Tell) -> Figures:
-    """Measures commits by the number of tables. The commits go to ten of them, or repeatedly to fewer."""
+    """Measures commits for several numbers of tables. The commits go to at most ten of the tables."""
     found: dict[int, list[float]] = {}
     there: list[StateTable] = []
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
@@ -133,7 +133,7 @@ def by_tables(tables: Tables, counts: Sequence[int], commits: int, layout: str, 
 
 
 def by_writers(tables: Tables, counts: Sequence[int], commits: int, layout: str, tell: Tell) -> Figures:
-    """Measures commits by the number of writers, each of which commits one by one without a committer."""
+    """Measures commits for several numbers of writers. Each commits one by one, without a committer."""
     found: dict[int, list[float]] = {}
     table = tables.make("writers", commits * len(counts), layout, claimed_leaves=commits * len(counts))
     jobs = iter(random.Random(23).sample(range(table.leaves), table.leaves))
@@ -147,7 +147,7 @@ def by_writers(tables: Tables, counts: Sequence[int], commits: int, layout: str,
 
 
 def after_commits(tables: Tables, before: int, commits: int, layout: str, tell: Tell) -> Figures:
-    """Measures commits before and after `before` others, which leave entries in the indexes and the log."""
+    """Measures commits before and after many others, which leave entries in the indexes and the log."""
     table = tables.make("aged", 1_000, layout, files_per_leaf=FILES)
     with closing(ConnectionSupplier(tables.dsn, connections_max=1)) as supplier:
         cycles = Cycles(supplier, [table])

@@ -23,7 +23,7 @@ from dormouse.state.context import TableAddress, TableContext
 from dormouse.state.files.store import FileReferenceStore
 
 Sizes = tuple[tuple[int, int], ...]
-"""The numbers of leaves, and of files in each leaf."""
+"""The sizes of the tables: the number of leaves, and the number of files in each leaf."""
 FULL_LEAVES, ABOVE_LEAVES, CHANGED_LEAVES, GARBAGE_FILES = 10, 100, 500, 5_000
 TAKEN_JOBS, TAKEN_AT_ONCE = 100, 10
 
@@ -32,12 +32,12 @@ Operation = Callable[[TableContext], object]
 
 
 def look_for_splits(context: TableContext) -> object:
-    """Looks for splits as the maintenance lambda does."""
+    """Looks for full leaves and counts divided partitions with references, like the maintenance lambda."""
     return context.partitions.look_for_full_leaves(), context.partitions.count_above_leaves()
 
 
 def split_leaves(context: TableContext) -> object:
-    """Splits full leaves as a round of splits does, but at the middle, because there are no sketches."""
+    """Splits full leaves like a round of splits, but in the middle, because there are no sketches."""
     partitions, divided = context.partitions, 0
     for leaf in partitions.full_leaves():
         keys: Any = partitions.partitions_in([leaf.partition_id])[leaf.partition_id].region["key"]
@@ -90,7 +90,7 @@ def measured() -> dict[str, Operation]:
 
 
 WITH_SIZE = ("references_counted_in_sql", "describe_first", "jobs_first", "splits_first", "stream_references")
-"""The operations that grow with the table: they count, read or return all of it."""
+"""The operations whose work grows with the table, because they count, read or return all of it."""
 
 
 def _count(context: TableContext) -> int:
@@ -187,7 +187,8 @@ def _table(tables: Tables, leaves: int, files: int, layout: str) -> StateTable:
 def summary(by_operation: dict[str, dict[str, Any]], sizes: Sizes) -> Figures:
     """Returns the figures with the growth of each operation's time.
 
-    Growth is the time for the largest table with 10 files in each leaf ÷ the time for the smallest table.
+    Growth is the time for the largest table with 10 files in each leaf, divided by the time for the smallest
+    table.
     """
     keys = [f"{leaves}x{files}" for leaves, files in sizes]
     first, last = keys[0], [key for key in keys if key.endswith("x10")][-1]

@@ -40,9 +40,9 @@ KINDS = {
     "key_range": "select * from lineitem where l_orderkey >= {key} and l_orderkey < {key} + 4000",
 }
 TABLES = {"dormouse": MAIN, "duckdb": MAIN, "divided": DIVIDED, "aggregated": AGGREGATED}
-"""The table that each side queries. The last two sides are Dormouse's, too."""
+"""The table of each measured case. Dormouse runs all cases except `duckdb`."""
 OF_ALL = ("q1", "q6", *KINDS)
-"""The statements that run on all of these tables."""
+"""The statements that run in all four cases. All others run only in the first two."""
 _SMALL = "select * from nation where n_nationkey = 7"
 
 
@@ -61,7 +61,7 @@ class Plan:
 
 
 Times = dict[tuple[str, str], list[float]]
-"""Seconds by the statement and the side."""
+"""Lists of seconds, by the statement and the case."""
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:
@@ -138,7 +138,10 @@ def _planned(plan: Plan, lake: Lake, ours: Remote) -> float:
 
 
 def figures(times: Mapping[tuple[str, str], Sequence[float]]) -> Figures:
-    """Returns milliseconds, and ratios of speed: the time of the other side ÷ ours."""
+    """Returns milliseconds, and ratios of speed: DuckDB's time divided by Dormouse's time.
+
+    The other two ratios are Dormouse's time divided by the time of the divided or aggregated table.
+    """
     found: Figures = {f"{name}_ms{_END[side]}": _ms(seconds) for (name, side), seconds in times.items()}
     ratios = {name: median_ratio(times[name, "duckdb"], times[name, "dormouse"]) for name in (*TPCH, *KINDS)}
     found |= {f"{name}_vs_duckdb": round(ratio, 3) for name, ratio in ratios.items()}
@@ -158,7 +161,7 @@ def _ms(seconds: Sequence[float]) -> float:
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    """Returns the geometric mean."""
+    """Returns the geometric mean of ratios."""
     return round(prod(ratios) ** (1 / len(ratios)), 3)
 
 

@@ -1,4 +1,4 @@
-"""The tables of TPC-H: as one sorted file each for DuckDB, and as tables of Dormouse."""
+"""The tables of TPC-H: one sorted file for each in DuckDB, and a table for each in Dormouse."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _TYPES = {
 }
 _INSTEAD = {"DATE": "TIMESTAMPTZ", "DECIMAL(15,2)": "DOUBLE"}
 _LEAF_ROWS_MIN = 10_000
-"""Smaller tables have one leaf and one file."""
+"""The number of rows below which a table has one leaf and one file."""
 
 
 @dataclass(frozen=True)
 class Lake:
-    """The place and size of the tables. Large ones have `leaves` leaves, each with a file of each ingest."""
+    """The place and size of the tables. A large table has `leaves` leaves, with a file of each ingest."""
 
     place: Place
     scale: float
@@ -107,7 +107,7 @@ class _Rows:
         return dict(self.rows.execute(query).fetchall())
 
     def convert(self, generated: Path) -> _Rows:
-        """Writes the file: sorted by the row keys, which are the first columns, with Dormouse's types."""
+        """Writes the file with Dormouse's types, sorted by the row keys, which are the first columns."""
         keys = ", ".join(TABLES[self.name])
         found = self.rows.execute(f"describe from '{generated}'").fetchall()
         types = {name: _INSTEAD.get(kind, kind) for name, kind, *_ in found}
@@ -127,7 +127,7 @@ class _Rows:
     def load_divided(self, instance: Instance) -> None:
         """Loads one leaf, then splits it until there are enough leaves. The splits write no files.
 
-        Raises RuntimeError if the files have fewer references than if each had one in every leaf.
+        Raises RuntimeError if not every file has a reference from every leaf.
         """
         half = max(2, self._count() // 2)
         properties = {"split_threshold_rows": half, "split_min_rows": 2}

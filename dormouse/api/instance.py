@@ -68,7 +68,7 @@ OLDER_THAN = timedelta(days=7)
 
 @names_what_is_missing
 class Instance:
-    """One deployed Dormouse: a database and an object store. A context manager."""
+    """One installation of Dormouse: a database, an object store and their tables. A context manager."""
 
     def __init__(
         self,
@@ -115,7 +115,8 @@ class Instance:
     def open(self, *, writers_are_dead: bool = False) -> Self:
         """Migrates the database, and checks that it and the object store belong together.
 
-        Opens read-only a copy of the database that owns the store, and a PostgreSQL standby.
+        If the database is a PostgreSQL standby, or a copy of the database that owns the store, the instance
+        is read-only. With `writers_are_dead`, ends the attempts of all earlier writers.
         """
         migrate(self._supplier)
         if self._durability.open(writers_are_dead=writers_are_dead):
@@ -168,7 +169,7 @@ class Instance:
 
     @property
     def refusal(self) -> InstanceReadOnly | None:
-        """The error that every write raises, if any: the database is a copy, or no longer the owner."""
+        """The error that every write raises if the database is a copy or no longer the owner, else None."""
         return self._ownership.refusal
 
     @property
@@ -188,11 +189,12 @@ class Instance:
         properties: TableProperties | None = None,
         exist_ok: bool = False,
     ) -> Table:
-        """Creates a table; `split_points` divide it from the start: ascending values of the first row key.
+        """Creates a table; with `exist_ok`, returns an existing table of this name with the same columns.
 
-        In place of a schema, `like` takes files or data with the wanted columns; name the keys. `exist_ok`
-        returns an existing table of the same columns. Raises `TableAlreadyExists`, `InvalidName`,
-        `InvalidSchema`, `InvalidData`, `InvalidRange` and `InvalidProperties`.
+        In place of a schema, `like` takes files or data with the wanted columns, and `row_keys` and
+        `sort_keys` name the keys. The table is divided at `split_points`, ascending values of the first row
+        key. Raises `TableAlreadyExists`, `InvalidName`, `InvalidSchema`, `InvalidData`, `InvalidRange` and
+        `InvalidProperties`.
         """
         self._check_writable()
         schema = checked_schema(schema, like, row_keys, sort_keys)
@@ -207,7 +209,7 @@ class Instance:
         return self._table(record)
 
     def table(self, name: str) -> Table:
-        """Returns a table; `name$versions` has every version of its rows. Raises `TableNotFound`."""
+        """Returns a table, or for `name$versions` every version of a row table. Raises `TableNotFound`."""
         return self._table(*self._catalog.shown(name))
 
     __getitem__ = table
@@ -231,7 +233,7 @@ class Instance:
         self._tables.note_activity()
 
     def rename_table(self, name: str, new_name: str) -> Table:
-        """Gives a table another name, in one transaction; open handles keep working.
+        """Gives a table another name, in one transaction. Existing `Table` objects follow the new name.
 
         Raises `TableNotFound`, `InvalidName`, and `TableAlreadyExists` when the new name is taken.
         """
@@ -249,27 +251,28 @@ class Instance:
         sessions: Sessions | None = None,
         verify: bool = False,
     ) -> Answer:
-        """Runs one SQL statement of DuckDB's dialect over the instance's tables, by name; streams the answer.
+        """Runs one SQL statement over the instance's tables, and returns the answer as a stream.
 
-        It may be SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN or EXPLAIN ANALYZE.
-        `parameters` are a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns with equal names get
-        numbers. `as_of` reads every table as of one moment: an aware datetime, or a cut's name that each
-        table has. Another thread ends it with `interruption.set()`; `sessions` run it in other processes.
-        `verify` is that of `Table.query`. Raises `InvalidQuery`, `InvalidCut`, `CutExpired`, `ObjectDamaged`.
+        DuckDB's dialect: SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN, EXPLAIN ANALYZE.
+        `parameters` are a list for `$1`, `$2`, … or `?`, or a dict for `$name`. `as_of` reads every table as
+        of one moment: an aware datetime, or the name of a cut that each table has. `sessions` are the
+        processes that run it, by default this one. Another thread ends it with `interruption.set()`. Columns
+        with equal names get numbers. `verify`: see `Table.query`. Raises `InvalidQuery`, `InvalidCut`,
+        `CutExpired` and `ObjectDamaged`.
         """
         return self._tables.sql(statement, parameters, interruption, sessions, as_of, verify)
 
     def duckdb(
         self, as_of: When | None = None, where: Mapping[str, Where] | None = None, *, verify: bool = False
     ) -> DuckDBPyConnection:
-        """Returns a DuckDB connection with a view of each table, by name, all as of one moment.
+        """Returns a DuckDB connection with a view of each table. The caller must close the connection.
 
-        `as_of` is that moment, by default now: an aware datetime, or a cut's name. `where` limits the rows of
-        tables: `{table: …}`, each as in `Table.query`. The views read files: after
-        `history_retention_seconds` these may be collected, and the views raise errors about missing files. On
-        S3 they use the credentials of the time of the call. `verify` compares the digests of all files at
-        once. The view of a table with more than 10,000 files, or with a damaged file, raises an error when it
-        is used. Close the connection after use. Raises `InvalidQuery`.
+        `as_of` is the moment of all views, an aware datetime or a cut's name; by default now. `where` limits
+        the rows of tables: `{table: …}`, each as in `Table.query`. `verify` compares the digests of all files
+        at once. After `history_retention_seconds`, garbage collection may delete the files of a view, which
+        then raises errors about missing files. On S3, views use the credentials of the time of the call. The
+        view of a table with more than 10,000 files, or with a damaged file, raises an error when it is used.
+        Raises `InvalidQuery`.
         """
         return self._tables.duckdb({} if where is None else where, as_of, verify)
 
@@ -282,13 +285,13 @@ class Instance:
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
     ) -> dict[str, PlanSummary]:
-        """Returns what a statement would read of each table, by table name. Raises `InvalidQuery`."""
+        """Returns, by table name, which parts of each table a statement would read. Raises `InvalidQuery`."""
         return self._tables.explain_sql(statement, parameters, interruption, sessions, as_of)
 
     def sql_workers(self, limits: WorkerLimits, ended: Callable[[str], object] = lambda why: None) -> Workers:
-        """Returns processes that run SQL, for `sessions`; a statement that crashes ends only its process.
+        """Returns processes that run SQL, so that a crash of a statement does not end this process.
 
-        Start them, and close them before the instance. `ended` is called with the reason when a process ends.
+        Start them, and close them before the instance. `ended` is called with the reason when one ends.
         """
         from dormouse.reading.sql.workers import Workers
 
@@ -297,7 +300,7 @@ class Instance:
     def create_row_table(
         self, name: str, columns: Sequence[Column], *, properties: TableProperties | None = None
     ) -> RowTable:
-        """Creates a table whose rows have ids and versions and are edited; `drop_table` drops it.
+        """Creates a row table: users edit its rows, which have ids and versions. `drop_table` drops it.
 
         Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`.
         """
@@ -335,12 +338,12 @@ class Instance:
 
     @property
     def row_page_seconds(self) -> float:
-        """The seconds for which the `next_page` token of a page is valid."""
+        """The time, in seconds, for which the token `next_page` of a page is valid."""
         return self._settings.row_page_seconds
 
     @property
     def payloads(self) -> PayloadStore:
-        """The store of JSON documents, which are in PostgreSQL for a day and then in the object store."""
+        """The store of payloads: JSON documents that move from PostgreSQL to the object store after a day."""
         with self._making:
             if self._payloads is None:
                 from dormouse.payloads.copying import PayloadOptions
@@ -367,12 +370,12 @@ class Instance:
     def submit(
         self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None
     ) -> None:
-        """Sends commit requests (`dormouse.commits.requests`) to the queue; a committer applies them.
+        """Sends commit requests (`dormouse.commits.requests`) to the queue. A committer applies them later.
 
-        Requests name a table by its id, so renaming it changes nothing. Waits while the queue is above its
-        high mark, and calls `waiting` with the reason. After an error some requests may have been sent: send
-        all again, and each is applied once. Raises `TableNotFound`, `InvalidCommitRequest`, `CommitQueueFull`
-        and `CommitQueueError`.
+        Requests name a table by its id, so they are valid after the table is renamed. While the queue is
+        above its high mark, waits, and calls `waiting` with the reason. After an error, some requests may
+        have been sent. Send all of them again: each request is applied only once. Raises `TableNotFound`,
+        `InvalidCommitRequest`, `CommitQueueFull` and `CommitQueueError`.
         """
         self._check_writable()
         self._commits.submit(requests, waiting)
@@ -386,9 +389,10 @@ class Instance:
     ) -> list[CommitStatus]:
         """Applies commit requests now, and returns the outcome of each, in the same order.
 
-        Commits of several threads share one statement for each table. A request whose inputs are missing goes
-        to the queue, and the call waits for it: after `seconds_max` its outcome is `pending`, and it may
-        still be applied. After an error, commit the same again or ask `commit_status`: each is applied once.
+        Commits of several threads share one statement for each table. If the inputs of a request are missing,
+        the request goes to the queue, and the call waits until it is applied. After `seconds_max` its outcome
+        is `pending`; then it may still be applied later. After an error, commit the same requests again, or
+        call `commit_status`: each request is applied only once.
 
         Raises the errors of `submit`.
         """
@@ -398,9 +402,8 @@ class Instance:
     def committer(self, *, concurrency: int = 2, batch_max: int = 500, receives_max: int = 10) -> Committer:
         """Returns a committer: `run()` applies requests until stopped, `drain()` until the queue is empty.
 
-        It takes at most `batch_max` requests at once (more when requests for many tables wait), works on
-        `concurrency` batches at a time, and rejects a request whose inputs were missing at `receives_max`
-        tries.
+        It takes at most `batch_max` requests at once, or more if requests for many tables wait. It works on
+        `concurrency` batches at a time. It rejects a request after `receives_max` tries without its inputs.
         """
         self._check_writable()
         return self._commits.committer(concurrency, batch_max, receives_max)
@@ -437,12 +440,12 @@ class Instance:
     ) -> Backup:
         """Writes a backup into a folder, or `s3://bucket/prefix`, while everything runs.
 
-        A backup that is interrupted leaves none. `since` names an earlier backup in the same place, whose
+        If it is interrupted, there is no backup. `since` names an earlier backup in the same place, whose
         objects are not copied again; `last` is the latest one, if any. `progress` is called with the number
-        of objects done. `dm.restore` makes an instance of a backup.
+        of objects done. `dm.restore` makes an instance from a backup.
 
-        Raises `InvalidInput` and `ObjectStoreError`; `BackupDamaged` for an object that is missing or has
-        changed. With `despite_damage` the backup lists such objects as `damaged` instead.
+        Raises `InvalidInput`, `ObjectStoreError`, and `BackupDamaged` for an object that is missing or has
+        changed. With `despite_damage`, the backup lists such objects as `damaged` instead.
         """
         return self._durability.backup(target, since, despite_damage, progress)
 
@@ -457,14 +460,14 @@ class Instance:
     ) -> Maintenance:
         """Splits, compacts and collects all tables until `stop` is set, or `once`; returns a report.
 
-        Once a day it also backs up an embedded database's metadata into the object store (it keeps the last
-        `DORMOUSE_METADATA_BACKUPS`; 0: none), checks all tables, or a seventh of more than seven, and deletes
-        records of jobs that ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. Failures are recorded and passed to
-        `tell`; other work goes on. After each cycle the file `metrics` gets backlogs and failures, as
-        Prometheus reads it.
+        Once a day it also backs up an embedded database's metadata into the object store, and keeps the last
+        `DORMOUSE_METADATA_BACKUPS` (0: makes none). Each day it checks all tables, or a seventh of more than
+        seven, and deletes records of jobs that ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. Failures are
+        recorded and passed to `tell`; other work continues. After each cycle, the file `metrics` gets the
+        backlogs and failures in Prometheus' format.
 
         Raises `InstanceLocked` while another process maintains the instance, and `MaintenanceTakenOver`, with
-        a `report`, when this process lost its database session and another process took over.
+        a `report`, if this process lost its database session and another process took over.
         """
         numbers = partial(shown.numbers, self)
         return self._durability.maintain(
@@ -480,26 +483,27 @@ class Instance:
         after: str | None = None,
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
-        """Compares the database's records with a listing of the store; only reads, while everything runs.
+        """Compares the database's records with a listing of the object store, while other work continues.
 
-        `deep` also reads every byte, and records digests for files without one. Checks one `table`, all, or
-        those with names greater than `after`, to resume a check. `progress` is called with the number of
-        files done, `finished` with the name of each checked table. Raises `TableNotFound`.
+        It changes nothing, but `deep`, which also reads every byte, records digests for files without one.
+        It checks one `table`, all, or those with names greater than `after`, to resume a check. `progress` is
+        called with the number of files done, `finished` with the name of each table when it is checked.
+        Raises `TableNotFound`.
         """
         return self._durability.check(deep, table, progress, after, finished)
 
     def accept_differences(self, table: str) -> int:
-        """Accepts that references of a table are lost, and returns how many; first counts all again.
+        """Accepts lost references of a table, after counting all again; returns the number of differences.
 
-        Then `check` no longer reports them, and collection deletes files again. Raises `TableNotFound`.
+        Then `check` no longer reports them, and files are collected again. Raises `TableNotFound`.
         """
         return self._durability.accept_differences(table)
 
     def orphans(self, older_than: timedelta = OLDER_THAN) -> Iterator[Orphan]:
         """Yields the objects older than `older_than` that the database does not know.
 
-        They belong to no table, to no running writer and to no dropped table that waits for collection, and
-        are no record of the instance.
+        They belong to no table, no running writer and no dropped table that waits for collection, and are no
+        records of the instance.
         """
         return iter(self._durability.orphans(older_than))
 
@@ -508,15 +512,15 @@ class Instance:
         older_than: timedelta = OLDER_THAN,
         progress: Progress = no_progress,
     ) -> Swept:
-        """Deletes the objects that `orphans` yields; this cannot be undone, and other timelines are lost.
+        """Deletes the objects that `orphans` yields permanently, also those that a former owner needs.
 
-        `progress` gets the number of objects done. Raises `InstanceIsACopy`, `InstanceTakenOver`, and
-        `CheckFailed` when tables miss files, because an orphan may be the last copy of their rows.
+        `progress` is called with the number of objects done. Raises `InstanceIsACopy`, `InstanceTakenOver`,
+        and `CheckFailed` if tables miss files, because an orphan may be the last copy of their rows.
         """
         return self._durability.delete_orphans(older_than, progress)
 
     def rounds(self) -> list[InstanceRound]:
-        """Returns the results of the last backups of the metadata and the last checks."""
+        """Returns the results of the last metadata backups and the last checks of this instance."""
         return InstanceRounds(self._supplier).read()
 
     def clock_jumps(self) -> list[ClockJump]:
@@ -533,11 +537,11 @@ class Instance:
     ) -> int:
         """Makes this database, a copy or a former owner, the owner of the store; returns its incarnation.
 
-        The former owner gets an error at its next write. Objects of other timelines stay, and for `keep_days`
-        so do all files that this database refers to, in case you go back (`holds` lists this). Waits at most
-        `wait_seconds` for deletions that the former owner has begun, and reports them to `tell`. `force` then
-        goes on without waiting: objects that these deletions still delete are lost. Payload pointers to
-        missing objects are moved to objects with the same contents; `tell` gets the pointers without one.
+        The former owner gets an error at its next write. So that it can adopt the store again, its objects
+        stay, and for `keep_days` so do all files that this database refers to (`holds` lists this). Waits at
+        most `wait_seconds` for deletions that the former owner has begun, and reports them to `tell`. With
+        `force`, then continues: objects that these deletions still delete are lost. Changes payload pointers
+        to missing objects to objects with the same contents; `tell` gets the pointers without such an object.
 
         Raises `InvalidInput` if this database is the owner, `InstanceTakenOver` if another one was faster,
         `InstanceLocked` if a deletion may still run: then neither may write until `adopt` is called again.
@@ -545,16 +549,16 @@ class Instance:
         return self._durability.adopt(keep_days, wait_seconds, force, tell)
 
     def holds(self) -> list[Hold]:
-        """Returns the holds, which keep files from collection: of readers, backups and recent adoptions.
+        """Returns the holds of readers, backups and recent adoptions. A hold keeps files from collection.
 
-        Named cuts and consumers also keep files; they belong to tables, and are in `Table.status`.
+        Named cuts and consumers also keep files. They belong to tables, and `Table.status` lists them.
         """
         return self._durability.holds()
 
     def release(self, holder: str) -> None:
-        """Ends a hold, even if it is in use. Without an adoption's hold, going back may miss files.
+        """Ends a hold, even if it is in use. Raises `InvalidInput` if no hold has this name.
 
-        Raises `InvalidInput` when there is none of this name.
+        Without the hold of an adoption, the former owner may miss files when it adopts the store again.
         """
         self._durability.release(holder)
 
@@ -575,7 +579,7 @@ class Instance:
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _keep_row_indexes(self) -> None:
-        """Drops idle indexes, and the remains of other indexes, if there are any."""
+        """Drops idle row indexes and the remains of unfinished ones. Does nothing without indexes."""
         from dormouse.rows.cluster import Placements
 
         if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
@@ -583,10 +587,10 @@ class Instance:
 
 
 def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:
-    """Opens the instance of a PostgreSQL database and an object store, and creates it when both are new.
+    """Opens the instance of a PostgreSQL database and an object store. Creates it if both are new.
 
-    The store is `s3://bucket/prefix` or `file:///path`. Raises `InstanceError` when either cannot be reached,
-    belongs to a newer Dormouse, or when the two belong to different instances.
+    The store is `s3://bucket/prefix` or `file:///path`. Raises `InstanceError` if the database or the store
+    cannot be reached or belongs to a newer Dormouse, or if the two belong to different instances.
     """
     instance = Instance(dsn, open_store(objects_url, **objects_options), load_settings(), read_only=read_only)
     try:

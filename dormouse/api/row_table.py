@@ -1,4 +1,4 @@
-"""A row table, as users see it: rows with ids and versions that many users edit; every version is kept."""
+"""A row table, as users see it: many users edit its rows, and every version of a row is kept."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ class RowTable(Container):
     def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
         self._indexes_of = indexes
         self.table = table
-        """The underlying table, with files, partitions, history and changes; it reads every version of the
-        rows.
-        """
+        """The underlying table. Its queries and changes return every version of the rows."""
         context = table.context
         self.store = RowStore(context.supplier, context.table)
         self.locks = RowLocks(context.supplier, context.table)
@@ -87,9 +85,7 @@ class RowTable(Container):
         return self.state().version
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
-        """Returns the columns now, or as of a version. Raises `InvalidQuery` for a version that does not
-        exist.
-        """
+        """Returns the columns as of now or of a version. Raises `InvalidQuery` for an unknown version."""
         state = self.store.state()
         if version is None:
             return state.columns
@@ -108,19 +104,21 @@ class RowTable(Container):
         wait_seconds: float = INDEX_WAIT_SECONDS,
         interruption: Interruption | None = None,
     ) -> Page:
-        """Returns a page of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
+        """Returns one page of the answer of a query.
 
-        `parameters` are the values of $1, $2, … as a list, or of $name as a dict; they need no quoting.
+        - `sql`: a SELECT from the table, with WHERE, GROUP BY, ORDER BY and LIMIT.
+        - `page_rows`: the most rows of a page.
+        - `page`: the `next_page` of the page before, which continues its query. All pages have the rows of
+          one version, even if rows change meanwhile.
+        - `parameters`: a list of values for $1, $2, …, or a dict of values for $name. They need no quoting.
+        - `snapshot`, `version`: read a snapshot or an older version. Such rows come from files, those of the
+          newest version from the table's index.
+        - `wait_seconds`: the longest wait for an index that is behind, or whose database cannot be reached.
+        - `interruption`: an object with which another thread ends the query: `interruption.set()`.
 
-        `page` is the `next_page` of another page; the query continues at the version that it began on, even
-        if rows change meanwhile. Rows of the newest version come from an index of the table. While the index
-        is behind, or its database cannot be reached, the query waits for it, at most `wait_seconds`. Another
-        thread ends the query with `interruption.set()`. A snapshot or an older version is read from the
-        files.
-
-        Raises `IndexNotReady` when the index is not up to date by then: work on it continues, so ask again.
-        Raises `InvalidQuery` for any other statement, `InvalidPage` for a token that this table did not
-        return for this query, `PageExpired`, `SnapshotNotFound`.
+        Raises `IndexNotReady` if the index is not up to date after the wait. Work on the index continues, so
+        try again. Raises `InvalidQuery` for any other statement, `InvalidPage` for a token that this table
+        did not return for this query, `PageExpired` and `SnapshotNotFound`.
         """
         if snapshot is not None and version is not None:
             raise InvalidInput("give a version, or the name of a snapshot")
@@ -143,19 +141,22 @@ class RowTable(Container):
         wait_seconds: float = LOCK_WAIT_SECONDS,
         progress: Progress = no_progress,
     ) -> Changed:
-        """Applies all of the changes in their order, as one transaction, or none.
+        """Applies a list of changes in its order, in one transaction: all of them, or none.
 
-        Rows are applied in blocks of at most 25,000; each block, and each change of the columns, is a new
-        version. Rows whose values stay the same count as "unchanged", and get no version. `dry_run` reports
-        exactly what would be done, and does nothing. `changed_by` is the name in the history, by default the
-        process's user. The same `change_id` again changes nothing and returns the first result; with another
-        change it raises `CommitIdReused`. Rows in lists and contents of files are compared, rows of iterators
-        are not. `progress` is called with the number of rows done. Waits at most `wait_seconds` for other
-        changes of the table.
+        Each block of at most 25,000 rows, and each change of the columns, becomes a new version. Rows whose
+        values stay the same count as "unchanged", and get no new version.
+
+        - `dry_run`: report exactly the result of the changes, and change nothing.
+        - `changed_by`: the author's name in the history, by default the user of this process.
+        - `change_id`: an id of the call. A second call with this id changes nothing, and returns the result
+          of the first. It raises `CommitIdReused` if its changes differ. Rows in lists and contents of files
+          are compared, but not rows of iterators.
+        - `wait_seconds`: the longest wait for other changes of the table.
+        - `progress`: called with the number of rows done.
 
         Raises `InvalidRow` and `InvalidColumn` for values that do not fit, `RowConflict` for rows with newer
-        versions than the ones sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is changed;
-        and `CommitOutcomeUnknown`.
+        versions than the given ones, `RowLockHeld`, `RowLockLost` and `CommitFailed`; then nothing is
+        changed. Raises `CommitOutcomeUnknown` if that is unknown.
         """
         listed = checked_changes(changes)
         digest = None if change_id is None else digest_of_changes(listed)
@@ -173,15 +174,15 @@ class RowTable(Container):
         wait_seconds: float = LOCK_WAIT_SECONDS,
         progress: Progress = no_progress,
     ) -> Changed:
-        """Updates the rows that match in the columns `on`, where they differ; inserts the other rows.
+        """Updates the table's rows that have the same values in the columns `on`; inserts the other rows.
 
-        It is one transaction, under the table's lock; cells that a row lacks stay as they are. Rows that
-        already have the values count as "unchanged", and get no version. The other options are as for
-        `change`.
+        Runs as one transaction, under the table's lock. Cells of columns that a given row lacks stay as they
+        are. Rows that already have the given values count as "unchanged", and get no new version. See
+        `change` for the other options.
 
-        Raises what `change` does, and `AmbiguousRows` when two rows, of the table or of these, have the same
-        values in `on`. Raises `IndexNotReady` when the index cannot reach the newest version, and
-        `InvalidQuery` when looking up the rows takes more than 300 seconds.
+        Raises the errors of `change`. Raises `AmbiguousRows` if two rows of the table, or two given rows,
+        have the same values in `on`. Raises `IndexNotReady` if the index cannot reach the newest version, and
+        `InvalidQuery` if finding the rows takes more than 300 seconds.
         """
 
         def prepare(held: HeldLock, columns: tuple[Column, ...]) -> PreparedChanges:
@@ -202,16 +203,15 @@ class RowTable(Container):
             return self._changes.make(prepare, options)
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
-        """Returns a row as it is now, or a version of it, with the columns of that time. Raises
-        `RowNotFound`.
-        """
+        """Returns a row, with its values and columns of now or of a version. Raises `RowNotFound`."""
         return self._row(row_id, version)[1]
 
     def rows(self, wanted: Iterable[Sequence[object]]) -> list[dict[str, Any]]:
-        """Returns rows by ids and versions, in the order given, each with the columns of its version.
+        """Returns the rows of (row id, version) pairs, in the given order.
 
-        Rows of one version are read together. Raises `RowNotFound` for a row that lacks the version or was
-        deleted by it, and `InvalidRow` for an item that is no pair of an id and a version.
+        Each row has the columns of its version. Rows of one version are read together. Raises `RowNotFound`
+        for a row that has no such version or was deleted by it, and `InvalidRow` for an item that is not such
+        a pair.
         """
         import numpy as np
 
@@ -265,8 +265,9 @@ class RowTable(Container):
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
         """Copies a file of this machine to the object store; returns the value for a FILE cell.
 
-        The object is kept as long as the table, as older versions of rows refer to it. `name` is the file's
-        name in the cell. Raises `InvalidInput`, `InvalidName`, and `ObjectStoreError`.
+        The object is kept as long as the table, because older versions of rows can refer to it. `name` is the
+        name that the cell shows, by default that of the file. Raises `InvalidInput`, `InvalidName`, and
+        `ObjectStoreError`.
         """
         from dormouse.rows.cell_files import put
 
@@ -274,8 +275,9 @@ class RowTable(Container):
             return put(self.files, path, name)
 
     def file(self, row_id: int, column: str, version: int | None = None) -> CellFile:
-        """Returns the file of a FILE cell; `files.chunks` reads its bytes. Raises `RowNotFound`,
-        `InvalidColumn`.
+        """Returns a reference to the file of a FILE cell. The method `files.chunks` reads its bytes.
+
+        Raises `RowNotFound` and `InvalidColumn`.
         """
         columns, row = self._row(row_id, version)
         found = column_named(columns, column)
@@ -288,14 +290,17 @@ class RowTable(Container):
     def save_file(
         self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
     ) -> Path:
-        """Writes the bytes of a FILE cell's file, whole or not at all. Raises as `file`, `ObjectDamaged`."""
+        """Writes the file of a FILE cell to `path`, and returns the path. A failure leaves no file.
+
+        Raises the errors of `file`, and `ObjectDamaged`.
+        """
         from dormouse.rows.cell_files import save
 
         return save(self.files.chunks(self.file(row_id, column, version)), path)
 
     @property
     def files(self) -> CellFiles:
-        """The bytes of FILE cells."""
+        """The reader and writer of the files of FILE cells."""
         from dormouse.rows.cell_files import CellFiles
         from dormouse.state.files.write_streams import PutFiles
 
@@ -305,11 +310,10 @@ class RowTable(Container):
     def current(
         self, version: int | None = None, columns: Sequence[str] | None = None
     ) -> pa.RecordBatchReader:
-        """Returns the rows as of a version, by default the newest, by id: ROW_ID, ROW_VERSION and the
-        columns.
+        """Returns all rows as of a version, by default the newest, in the order of their ids.
 
-        The columns have the names and types of that version. Raises `InvalidQuery` for a version that does
-        not exist.
+        They have ROW_ID, ROW_VERSION and the wanted columns, by default all, with the names and types of that
+        version. Raises `InvalidQuery` for a version that does not exist.
         """
         state = self.state()
         if version is not None:
@@ -319,7 +323,7 @@ class RowTable(Container):
         return self._reader.current(wanted, _chosen(known, columns))
 
     def count(self) -> int:
-        """Returns the current number of rows; reads the ids of all of them."""
+        """Returns the current number of rows. Reads the ids of all rows to count them."""
         return sum(batch.num_rows for batch in self.current(columns=()))
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
@@ -327,14 +331,14 @@ class RowTable(Container):
         return self.current().__arrow_c_stream__(requested_schema)
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Answer:
-        """Runs a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        """Runs a SELECT over this and other tables of the instance; see `Instance.sql`."""
         return self.table.sql(statement, parameters)
 
     def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader:
-        """Returns the row versions after one version and up to another, by default the newest.
+        """Returns the versions of rows after version `after`, up to and with `till`, by default the newest.
 
-        They come by id and version: ROW_ID, ROW_VERSION, ROW_DELETED, and the columns as of `till`. Reads
-        only what changed, not the whole table.
+        They have ROW_ID, ROW_VERSION, ROW_DELETED and the columns as of `till`, and are sorted by id and
+        version. Reads only the changed rows, not the whole table.
         """
         state = self.state()
         till = state.version if till is None else min(till, state.version)
@@ -370,12 +374,13 @@ class RowTable(Container):
         progress: Progress = no_progress,
         **how: Unpack[TextOptions],
     ) -> Changed:
-        """Applies the change that a CSV or TSV file describes, all of it or nothing.
+        """Inserts, updates and deletes rows as a CSV or TSV file says: all of its rows, or none.
 
-        Rows without ROW_ID are inserted. Others are updated in the file's columns; those with only ROW_ID and
-        ROW_VERSION are deleted. `as_new` ignores ROW_ID and ROW_VERSION and inserts every row, so a download
-        becomes new rows. `columns` names the file's columns, in place of its header; `how` is as for
-        `preview_csv`. Raises what `change` does, and `InvalidData`, which names the row.
+        Rows without ROW_ID are inserted. Rows with only ROW_ID and ROW_VERSION are deleted. Other rows are
+        updated in the file's columns. With `as_new`, ROW_ID and ROW_VERSION are ignored, and every row is
+        inserted, for example to copy a download. `columns` names the file's columns, in place of a header.
+        See `preview_csv` for `how`, and `change` for the other options. Raises the errors of `change`, and
+        `InvalidData`, which names the row.
         """
         load = LoadCsv(path, columns=columns, as_new=as_new, **text_format(path, **how).to_json())
         by: dict[str, Any] = {"changed_by": changed_by, "change_id": change_id, "wait_seconds": wait_seconds}
@@ -394,11 +399,11 @@ class RowTable(Container):
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
         progress: Progress = no_progress,
     ) -> int:
-        """Writes the rows of the table or of a query as CSV or TSV; returns their number.
+        """Writes the rows of the table, or of the query `sql`, as CSV or TSV. Returns the number of rows.
 
-        Each has its ROW_ID and ROW_VERSION, unless a query groups rows; an edited file can be uploaded to
-        update them. All rows are of one version: the current one, `version`, or a snapshot's. The file
-        appears once it is complete. Raises `InvalidInput` and what `query` does.
+        Each row has its ROW_ID and ROW_VERSION, unless the query groups rows. So the file can be edited and
+        uploaded to update the rows. All rows are those of one version: the current one, `version`, or that
+        of a snapshot. The file appears when it is complete. Raises `InvalidInput` and the errors of `query`.
         """
         from dormouse.rows.csv_loads import save_csv
 
@@ -417,9 +422,10 @@ class RowTable(Container):
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
-        """Returns all rows of the table or of a query, of one version, with ROW_ID and ROW_VERSION, streamed.
+        """Returns all rows of the table, or of the query `sql`, as a stream. All are those of one version.
 
-        A query waits for the table's index for at most `wait_seconds`; `interruption` is as for `query`.
+        The rows have ROW_ID and ROW_VERSION. A query waits for the table's index for at most `wait_seconds`.
+        See `query` for `interruption`.
         """
         from dormouse.rows.csv_loads import rows_of_pages
         from dormouse.rows.pages import PAGE_ROWS_MAX
@@ -441,7 +447,7 @@ class RowTable(Container):
         return self.current(version)
 
     def snapshot(self, name: str) -> RowSnapshot:
-        """Creates a snapshot, a name for the newest version. Raises `SnapshotExists`."""
+        """Gives the newest version a name, by creating a snapshot. Raises `SnapshotExists`."""
         with self.table.changing():
             return self.store.add_snapshot(name)
 
@@ -450,12 +456,15 @@ class RowTable(Container):
         return self.store.snapshots()
 
     def drop_snapshot(self, name: str) -> None:
-        """Deletes a snapshot's name; the versions stay. Raises `SnapshotNotFound`."""
+        """Deletes a snapshot, which is only a name; all versions stay. Raises `SnapshotNotFound`."""
         with self.table.changing():
             self.store.drop_snapshot(name)
 
     def history(self, before: int = INTEGER_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
-        """Returns the changes before a version, the newest first, with time, author and what changed."""
+        """Returns at most `limit` changes before version `before`, the newest first.
+
+        Each change has its time, its author and a summary.
+        """
         return self.store.history(before, limit)
 
     @property

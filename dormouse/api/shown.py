@@ -18,7 +18,10 @@ TABLES_SHOWN = 50
 
 
 def table_text(table: Any) -> str:
-    """Returns a table as one line, with its row count; without it when the database cannot be read."""
+    """Returns one line about a table: its name, columns and row count.
+
+    The line has no row count if the database cannot be read.
+    """
     schema, rows = _known(table)
     columns = [f"{column} {kind}{part}" for column, kind, part in _columns(schema)]
     about = "" if rows is None else f"; {rows}"
@@ -26,21 +29,21 @@ def table_text(table: Any) -> str:
 
 
 def table_html(table: Any) -> str:
-    """Returns a table as HTML for a notebook."""
+    """Returns an HTML table, for a notebook, of a table's columns."""
     schema, rows = _known(table)
     about = "" if rows is None else f": {rows}"
     return _html(f"table {shown_name(table)}{about}", ("column", "type", ""), _columns(schema))
 
 
 def instance_text(instance: Any) -> str:
-    """Returns an instance and its tables as one line."""
+    """Returns one line about an instance: its object store and the names of its tables."""
     names = [shown_name(table) for table in _tables(instance)]
     about = f": {shown_list(names, TABLES_SHOWN)}" if names else ""
     return f"Instance({instance.objects.url!r}, {plural(len(names), 'table')}{about})"
 
 
 def instance_html(instance: Any) -> str:
-    """Returns an instance and its tables as HTML for a notebook."""
+    """Returns an HTML table, for a notebook, of an instance's tables and their row counts."""
     rows = [(shown_name(table), _known(table)[1] or "") for table in _tables(instance)[:TABLES_SHOWN]]
     return _html(f"instance {instance.objects.url}", ("table", "rows"), rows)
 
@@ -71,7 +74,7 @@ def shown_name(table: Any) -> str:
 
 
 def _tables(instance: Any) -> list[Any]:
-    """Returns the tables; none when the database cannot be read, for example once the instance is closed."""
+    """Returns the tables of an instance, or an empty list if it is closed or cannot be read."""
     try:
         return list(instance.tables())
     except DormouseError:
@@ -79,7 +82,7 @@ def _tables(instance: Any) -> list[Any]:
 
 
 def _known(table: Any) -> tuple[Schema, str | None]:
-    """Returns the columns, and the number of rows as a text, None when the database cannot be read."""
+    """Returns the columns, and a text with the number of rows, or None if the database cannot be read."""
     try:
         found = table.status()
     except DormouseError:

@@ -18,9 +18,10 @@ from dormouse.model.table import Container, Engine, TableProperties, check_not_e
 from dormouse.model.types import DataType, Field
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import RecordedDeletion, erasure_proofs
+from dormouse.state.files.facts import FileFacts
 from dormouse.state.files.garbage import GarbageReport
 from dormouse.state.files.shapes import SchemaChange
-from dormouse.state.files.store import FileFacts, FileReferenceStore
+from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
 from dormouse.state.history.history import TableStatus, status_of
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from dormouse.writing.splitting import MergeReport, SplitReport
 
 Waiting = Callable[[str], object] | None
-"""Called with the reason why a round waits for the commit queue."""
+"""A function that a round calls with the reason why it waits for the commit queue."""
 
 
 @names_what_is_missing
@@ -110,7 +111,7 @@ class Table(Container):
 
     @property
     def context(self) -> TableContext:
-        """The table's services, in the newest version that this process knows."""
+        """The services of the table, with the newest name, columns and properties that this process knows."""
         self._known = self._known.newest_known
         return self._known
 
@@ -132,7 +133,7 @@ class Table(Container):
         return self.reading.schema
 
     def schema_at(self, when: When) -> Schema:
-        """Returns the columns at a moment: a cut, a cut's name, an aware datetime. Raises as `query` does."""
+        """Returns the columns at a moment: a cut, its name or an aware datetime. Raises `query`'s errors."""
         return self.reading.as_of(position_of(self.context, when)).schema
 
     def schema_changes(self) -> list[SchemaChange]:
@@ -140,11 +141,10 @@ class Table(Container):
         return self.context.shapes.changes()
 
     def add_column(self, field: Field, default: Any = None) -> Schema:
-        """Adds a value column for every reader at once, as one row in the database; rewrites no file.
+        """Adds a value column, at once and for every reader, and rewrites no file. Returns the new schema.
 
-        Existing rows get `default`, a Python value of the field's type, or null. So do rows of writers that
-        began before and commit later. A column that must not be null needs a default. Returns the new schema,
-        as do all changes of columns.
+        Existing rows get `default`, a Python value of the field's type, or null. Rows of writers that began
+        before and commit later get it, too. A column that must not be null needs a default.
 
         Raises `InvalidSchema` for a name that is taken or a default that does not fit, `TableNotFound`, and
         `TableBusy`; then nothing has changed.
@@ -152,7 +152,7 @@ class Table(Container):
         return self._reshaped(lambda to: to.add_column(self.context, field, default))
 
     def rename_column(self, name: str, new_name: str) -> Schema:
-        """Renames a column, which may be a key; properties and deletions follow.
+        """Renames a column or key, also in the properties and deletions that name it.
 
         Raises `InvalidSchema` for an unknown column and a name that is taken, `TableNotFound`, `TableBusy`.
         """
@@ -167,11 +167,12 @@ class Table(Container):
         return self._reshaped(lambda to: to.widen_column(self.context, name, to_type))
 
     def drop_column(self, name: str, *, dry_run: bool = False) -> Schema:
-        """Drops a value column. Earlier moments still have it; a later column of the same name is a new one.
+        """Drops a value column. Queries as of earlier moments still return it.
 
-        Its values stay in the files until these are compacted and collected. `dry_run` only checks that it
-        can be dropped. Raises `InvalidSchema` for an unknown column, a key, and a column that properties or
-        pending deletions name; `TableNotFound`, `TableBusy`.
+        Files contain its values until they are compacted and collected, but a later column of the same name
+        does not show them. `dry_run` only checks that the column can be dropped. Raises `InvalidSchema` for
+        an unknown column, a key, or a column of properties or pending deletions. Raises `TableNotFound`,
+        `TableBusy`.
         """
         if dry_run:
             from dormouse.reading import schemas
@@ -192,17 +193,17 @@ class Table(Container):
 
         `data` is a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas, Polars or Spark, a
         dict of columns, a list of dicts, or paths of Parquet, CSV or JSON files; `dm.Files` sets how files
-        are read. The same `ingest_id` with the same data again adds nothing. `auto` uses Spark for
-        DataFrames, for files of 256 MiB and more if Spark has a cluster, else for more than this machine's
+        are read. A second load with the same `ingest_id` and data adds nothing. The engine `auto` uses Spark
+        for Spark's DataFrames, and for large files: with a cluster from 256 MiB on, else above this machine's
         memory. `progress` is called with the number of rows done, and of all rows if known.
 
         A column that the data lacks gets the default it was added with, or null if allowed. A column that the
-        table lacks is refused; `evolve="add"` adds it first, as a nullable value, and keeps it even if the
-        load fails.
+        table lacks is refused. With `evolve="add"`, it is added first, as a nullable value column, and stays
+        even if the load fails.
 
-        Raises `InvalidData` when the data does not fit the schema, and `CommitIdReused` for an id that was
-        used with other data (streams and Spark's DataFrames are not compared). `JobFailed` and `CommitFailed`
-        mean that nothing was added; `CommitOutcomeUnknown`, that this is unknown yet: try the same id again.
+        Raises `InvalidData` if the data does not fit the schema, and `CommitIdReused` for an id that was used
+        with other data (streams and Spark's DataFrames are not compared). After `JobFailed` or `CommitFailed`
+        nothing was added. After `CommitOutcomeUnknown` this is unknown: try the same id again.
         """
         return self._load(data, evolve, ingest_id=ingest_id, engine=engine, progress=progress)
 
@@ -216,12 +217,12 @@ class Table(Container):
         progress: Progress | None = None,
         evolve: Evolve | None = None,
     ) -> IngestReport:
-        """Loads rows into a table that keeps the newest row of each key; `ingest` does the same there.
+        """Loads rows into a keyed table, which keeps the newest row of each key; see `ingest` for options.
 
-        `deletes` names a boolean column of the data that the table lacks: a row with true deletes its key;
-        only its row keys and `newest_by` matter. Of rows with equal keys, the largest by `newest_by` stays.
-        Among equals, or without `newest_by`, the load that began last wins, and its last row. Raises as
-        `ingest` does, and `InvalidInput` on a table that keeps every row.
+        `deletes` names a boolean column of the data that the table lacks. A row with true deletes its key; of
+        it only the row keys and `newest_by` are used. The newest row is the one with the largest `newest_by`.
+        Among equals, or without `newest_by`, it is the last row of the load that began last. Raises the
+        errors of `ingest`, and `InvalidInput` on a table that keeps every row.
         """
         check_upsert(self.name, self.properties)
         return self._load(
@@ -251,20 +252,19 @@ class Table(Container):
         sessions: Sessions | None = None,
         verify: bool = False,
     ) -> Answer:
-        """Returns the rows of a region, in key order, streamed.
+        """Returns the rows that meet conditions, in key order, as a stream.
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` are the columns to read.
-        Conditions on row keys choose the files that are read. NaN is the largest double. The first `offset`
-        rows are skipped. `descending` returns the largest keys first: DuckDB sorts them, in `sessions`, by
-        default in this process.
+        Conditions on row keys limit the files that are read. NaN is the largest double. The first `offset`
+        rows are skipped. With `descending`, DuckDB sorts the largest keys first, in one of `sessions`.
 
-        `as_of` reads the rows of another moment, including what was committed at it: a cut, a cut's name, or
-        an aware datetime. `interruption.set()` in another thread ends the reading. Raises `InvalidQuery`,
+        `as_of` reads the rows of another moment, with all commits up to it: a cut, a cut's name, or an aware
+        datetime. Another thread ends the reading with `interruption.set()`. Raises `InvalidQuery`,
         `InvalidRange`, `InvalidCut`, and `CutExpired` for a moment whose files are no longer kept.
 
-        `verify` reads each file whole before its first use by this process, and compares its digest. A file
-        with other bytes raises `ObjectDamaged` and returns no row; a file without a digest raises
-        `InvalidQuery`. The table's property `verify_reads` turns this on for every reader.
+        `verify` reads each file whole before its first use by this process, and compares its digest. For a
+        changed file, the query raises `ObjectDamaged` before it returns a row of it; for a file without a
+        digest, `InvalidQuery`. The table's property `verify_reads` turns this on for every reader.
         """
         reading = self.reading.verifying(verify)
         return self._tables.query(
@@ -272,7 +272,7 @@ class Table(Container):
         )
 
     def explain(self, where: Where = None, *, as_of: When | None = None) -> PlanSummary:
-        """Returns which partitions, files and bytes a query would read. Raises as `query` does."""
+        """Returns the partitions, files and bytes that a query would read. Raises the errors of `query`."""
         from dormouse.reading.table_view import explain
 
         return explain(self.reading, where, as_of)
@@ -280,35 +280,35 @@ class Table(Container):
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
     ) -> pa.Table:
-        """Returns the first `rows` rows in key order. Raises as `query` does."""
+        """Returns the first `rows` rows in key order. Raises the errors of `query`."""
         return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
 
     def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
-        """Returns the rows of `query` as a pandas DataFrame. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a pandas DataFrame. Raises its errors, and `DependencyMissing`."""
         from dormouse.reading.streams import pandas_of
 
         return pandas_of(lambda: self.query(where, columns, **how))
 
     def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
-        """Returns the rows of `query` as a Polars DataFrame. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a Polars DataFrame. Raises its errors, and `DependencyMissing`."""
         from dormouse.reading.streams import polars_of
 
         return polars_of(lambda: self.query(where, columns, **how))
 
     def count(self, where: Where = None, *, as_of: When | None = None, verify: bool = False) -> int:
-        """Returns the exact number of rows that match `where`. Raises as `query` does.
+        """Returns the exact number of rows that match `where`. Raises the errors of `query`.
 
-        Counting all rows reads mostly the files' footers, unless `verify`; counting the current rows of a row
-        table reads only the database.
+        To count all rows, it reads mostly the footers of files, unless `verify`. To count the current rows of
+        a row table, it reads only the database.
         """
         return self._tables.count(self.reading, where, as_of, verify)
 
     def live_files(self, as_of: When | None = None) -> list[LiveFile]:
         """Returns the Parquet files that hold the table's rows, now or at a moment, to read without Dormouse.
 
-        Each has a `path`, and a `condition` in SQL if some of its rows do not count. Compacted files are kept
-        for `gc_delay_seconds`. Raises `InvalidQuery` where no SQL condition can express this, `InvalidCut`
-        and `CutExpired`.
+        Each has a `path`, and if some of its rows are not the table's, a `condition` in SQL to read with. The
+        files exist for at least `gc_delay_seconds`, even when compacted. Raises `InvalidQuery` if no SQL
+        condition can select the rows, `InvalidCut` and `CutExpired`.
         """
         from dormouse.reading.sql.views import live_files
 
@@ -323,21 +323,21 @@ class Table(Container):
         interruption: Interruption | None = None,
         verify: bool = False,
     ) -> Answer:
-        """Runs a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        """Runs a SELECT over this and other tables of the instance; see `Instance.sql`."""
         return self._tables.sql(statement, parameters, interruption, as_of=as_of, verify=verify)
 
     def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
-        """Deletes the matching rows at once and for every reader, by one row in the database.
+        """Deletes the matching rows, at once and for every reader, by one row in the database.
 
-        `where` is as for `query`; `dm.ALL` means all rows. Deletes rows that were committed before, also
-        those that a `filter` hides. Later rows stay, and so do rows read as of earlier moments. A null
+        `where` is that of `query`, or `dm.ALL` for all rows. Deletes matching rows of earlier commits, also
+        those that a `filter` hides. Rows of later commits stay, and earlier moments keep their rows. A null
         matches only a condition on null. `dry_run` counts the rows that `query` would return. On a keyed
-        table a delete is a load: it deletes rows of loads that began before it, even if they commit later.
-        With conditions on values, it writes a mark for each key whose newest row matches.
+        table, deletes rows of loads that began before the delete, even if these loads commit later. With
+        conditions on values, it writes a mark of deletion for each key whose newest row matches.
 
-        Raises `InvalidQuery` for a condition that does not fit the schema or bounds nothing (a range that is
-        open at both ends), or is on values that the property `aggregate` merges; `TableBusy` while other
-        changes of the table keep overtaking it.
+        Raises `InvalidQuery` for a condition that does not fit the schema or limits nothing (a range that is
+        open at both ends). Also raises it for a condition on values that the property `aggregate` merges.
+        Raises `TableBusy` if other changes of the table overtake each of its tries.
         """
         from dormouse.writing.deleting import delete
 
@@ -359,18 +359,18 @@ class Table(Container):
         """Deletes the matching rows permanently, also from the history and the object store.
 
         First deletes them as `delete` does. Then rewrites each file that has such rows without them, and
-        deletes the old files, even if the history keeps them: reading these keys as of an earlier moment
+        deletes the old files, even if the history keeps them. Reading these keys as of an earlier moment then
         raises `CutExpired`. To resume after an interruption, repeat the call. It waits at most `wait_seconds`
         in all for jobs that hold such files, consumers that have not read the deletion, and writers that
-        began before. Then jobs lose the files, consumers get `CutExpired`, and the report lists writers as
-        `open`; with `abandon_writers` these can no longer commit. `backups` are further places to search for
-        backups. `progress` is called with the number of files searched. Returns the proof, which `erasures`
-        keeps. `dry_run` reads the files of the table and its history, reports what matches, and changes
-        nothing.
+        began before it. Then it takes the files from the jobs, consumers get `CutExpired`, and the report
+        lists the writers as `open`. With `abandon_writers`, these writers can no longer commit. `backups` are
+        more places to search for backups. `progress` is called with the number of files searched. Returns the
+        proof, which `erasures` also returns later. `dry_run` reports matching rows in files of the table and
+        its history, and changes nothing.
 
         Raises `InvalidQuery` as `delete` does. Raises `JobFailed` for a file that cannot be merged,
-        `CheckFailed` while references are lost, `TableBusy` during a backup, and `ObjectStoreError`: then the
-        rows are deleted, but not erased until the same call succeeds.
+        `CheckFailed` while references are lost, `TableBusy` during a backup, and `ObjectStoreError`. After
+        these four, the rows are deleted, but not erased; repeat the call until it succeeds.
         """
         from dormouse.durability.erasing import erase, would_erase
 
@@ -396,7 +396,7 @@ class Table(Container):
         return [EraseReport.from_json(text) for text in erasure_proofs(self.context.store)]
 
     def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
-        """Returns the deletions by number: those that readers must apply, or all in the history."""
+        """Returns the pending deletions, or without `pending_only` all deletions in the history."""
         return self.context.deletions.list(pending_only=pending_only)
 
     def changes(
@@ -407,17 +407,17 @@ class Table(Container):
         *,
         interruption: Interruption | None = None,
     ) -> Answer:
-        """Returns the rows that came and went between two moments, each once, streamed; until now by default.
+        """Returns, as a stream, the rows that appeared or disappeared after a moment, until `till` or now.
 
-        A moment is a Cut, a cut's name, or an aware datetime, and includes what was committed at it; `after`
-        None is the table's beginning. Rows have the wanted `columns` and `_change`: "insert" for ingested
-        rows, "delete" for rows that a deletion removed, as they were just before it. The table's filter and
-        aggregation do not apply, and rows between two deletions have no order. Splits, merges, compactions
-        and collections neither lose nor repeat a row. A keyed table returns each key whose row differs at the
-        later moment, once: "upsert" with the row, or "delete" with its row keys and nulls.
+        A moment is a Cut, a cut's name or an aware datetime; the commits of the moment itself count as before
+        it. With `after` None, it begins with the table. Each row has the wanted `columns` and `_change`:
+        "insert" for ingested rows, or "delete" for deleted rows, with their values before the deletion. The
+        table's filter and aggregates do not apply. Rows between two deletions have no order. Maintenance,
+        such as compaction, neither loses nor repeats a row. A keyed table returns each key whose row differs
+        between the moments once: "upsert" with the new row, or "delete" with its row keys and nulls.
 
-        Raises `InvalidCut` for an impossible moment, and `CutExpired` before the first row when some rows are
-        no longer kept.
+        Raises `InvalidCut` for an impossible moment. Raises `CutExpired` before the first row, if some of the
+        rows are no longer kept.
         """
         from dormouse.reading.changes import changes
         from dormouse.reading.streams import Answer
@@ -426,11 +426,11 @@ class Table(Container):
         return Answer(changes(self.context, start, end, columns, interruption=interruption))
 
     def consumer(self, name: str, from_: When | None = None) -> Consumer:
-        """Returns a consumer, a named position in the table's changes; creates it if needed.
+        """Returns a consumer, a named position in the table's changes. Creates it if it does not exist.
 
-        A new one begins now, or at the moment `from_`, which is ignored if the consumer exists. It keeps the
-        table's files from its position on, and expires after `consumer_expiry_seconds` without an
-        acknowledgement. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        A new one begins now, or at the moment `from_`, which an existing one ignores. It keeps the files with
+        changes after its position. It expires after `consumer_expiry_seconds` without an acknowledgement.
+        Raises `InvalidName`, `InvalidCut` and `CutExpired`.
         """
         from dormouse.reading.changes import Consumer
 
@@ -441,7 +441,7 @@ class Table(Container):
         return Consumer(self.context, name, self._tables.check_writable)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """Returns the consumers by name, and how far each is behind; reads what they have not read."""
+        """Returns the consumers by name, with the rows and seconds by which each is behind the table."""
         return Consumers(self.context).statuses()
 
     def drop_consumer(self, name: str) -> None:
@@ -450,11 +450,11 @@ class Table(Container):
         Consumers(self.context).drop(name)
 
     def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
-        """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
+        """Gives the table the rows that it had at a moment, in one commit. Partitions and columns stay.
 
-        Rows that were ingested since leave the table, and can be restored in turn. Running compactions are
-        given up. `dry_run` reports what would change. Raises `InvalidCut`, `CutExpired`, `TableBusy`, and
-        `NotWhole` when a later merge mixed the files of the moment with others; then nothing has changed.
+        Later rows leave the table, but another restore can bring them back. Running compactions are given up.
+        `dry_run` reports the changes. Raises `InvalidCut`, `CutExpired`, `TableBusy`, and `NotWhole` if a
+        later merge of partitions mixed the files of the moment with others; then nothing has changed.
         """
         from dormouse.state.history.moments import restore
 
@@ -472,10 +472,10 @@ class Table(Container):
     ) -> CompactionReport:
         """Runs one round of compaction: makes jobs, runs those that are due, and reports what it did.
 
-        `full` makes each leaf one file, whatever the table's strategy: it rewrites all rows of each leaf with
-        several files. `progress` is called with the number of jobs done and of all jobs. First waits while
-        the commit queue is above its high mark: calls `waiting` with the reason, and at last raises
-        `CommitQueueFull`.
+        `full` merges the files of each leaf into one, whatever the table's strategy, and so rewrites all rows
+        of such leaves. `progress` is called with the number of jobs done and of all jobs. While the commit
+        queue is above its high mark, it first waits, and calls `waiting` with the reason. Raises
+        `CommitQueueFull` if that takes too long.
         """
         from dormouse.writing.compaction import compact
 
@@ -483,7 +483,7 @@ class Table(Container):
             return compact(context, engine=engine, full=full, progress=progress, on_spark=_compact_on_spark)
 
     def split(self, *, waiting: Waiting = None) -> SplitReport:
-        """Splits leaves over the threshold and pushes references down one level; waits as `compact` does."""
+        """Divides full leaves, and pushes references down one level. Waits for room as `compact` does."""
         from dormouse.writing.splitting import split
 
         with self._tables.maintaining(self.context, waiting):
@@ -492,9 +492,9 @@ class Table(Container):
     def merge(self, *, rest_seconds: float = 0.0, waiting: Waiting = None) -> MergeReport:
         """Runs one round of merges: two small leaves that are halves of one partition become one.
 
-        The property `merge_threshold_rows` defines small. Files that the leaves share with others are
-        compacted first. Leaves made less than `rest_seconds` ago are skipped. Waits for the commit queue as
-        `compact` does. Raises `InvalidProperties` when the property is not set.
+        Two leaves are small up to `merge_threshold_rows`, a property of the table. Files that they share with
+        other leaves are compacted first. Leaves made less than `rest_seconds` ago are skipped. Waits for the
+        commit queue as `compact` does. Raises `InvalidProperties` if the property is not set.
         """
         from dormouse.writing.splitting import merge
 
@@ -502,23 +502,23 @@ class Table(Container):
             return merge(self._followed(), rest_seconds=rest_seconds, on_spark=_compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
-        """Yields the pairs of leaves that `merge` would merge now. Raises `InvalidProperties` as it does."""
+        """Yields the pairs of leaves that `merge` would merge now. Raises the errors of `merge`."""
         from dormouse.writing.splitting import mergeable
 
         return mergeable(self.context)
 
     def collect_garbage(self, *, progress: Progress = no_progress, waiting: Waiting = None) -> GarbageReport:
-        """Runs one round of garbage collection: deletes files some time after their last reference.
+        """Runs one round of garbage collection: deletes files that had no reference for some time.
 
-        Also deletes history from before its truncation, for half a minute at most; `progress` is called with
-        the number of epochs done and of all. Waits for the commit queue as `compact` does.
+        Then deletes metadata of truncated history, for at most half a minute; calls `progress` with the
+        number of epochs done and of all. Waits for the commit queue as `compact` does.
         """
         self._tables.check_writable()
         self._tables.commits.wait_for_room(self.context.table.table_id, waiting)
         return self.context.garbage.collect(progress=progress)
 
     def garbage_ready(self) -> Iterator[str]:
-        """Yields the files that `collect_garbage` would delete now, of those that an earlier round listed."""
+        """Yields the unreferenced files, known from earlier rounds, that a round would delete now."""
         return self.context.garbage.ready()
 
     def set_properties(self, **changes: Any) -> TableProperties:
@@ -529,9 +529,9 @@ class Table(Container):
     def convert_layout(self, layout: str) -> bool:
         """Changes how the files are tracked: `file_table`, `salted_counts` or `dummy_reference`.
 
-        It is one transaction, which waits until no other uses the table; tables open elsewhere follow.
-        Returns False when the layout was this one already. Raises `InvalidInput` for an unknown layout,
-        `TableBusy`.
+        Runs one transaction, which waits until no other transaction uses the table. Processes that have the
+        table open adopt the layout. Returns False if the table had this layout already. Raises `InvalidInput`
+        for an unknown layout, and `TableBusy`.
         """
         self._tables.check_writable()
         before = self.layout
@@ -539,7 +539,7 @@ class Table(Container):
         return self.layout != before
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
-        """Returns at most `limit` partitions with ids above `after`, by id: all, or only the leaves."""
+        """Returns at most `limit` partitions (or only leaves) with ids above `after`, in the order of ids."""
         return self.partitions.page(after, limit, leaves=leaves)
 
     def file_page(self, after: str | None = None, limit: int = 100) -> list[FileFacts]:
@@ -555,7 +555,7 @@ class Table(Container):
 
     @property
     def reading(self) -> TableContext:
-        """The services that readers use; for a row table they see only current rows."""
+        """The services that queries use. For a row table they see only current rows."""
         return self._reading_of(self.context)
 
     def _reading_of(self, context: TableContext) -> TableContext:
@@ -574,11 +574,11 @@ class Table(Container):
         return self.context.schema
 
     def changing(self) -> AbstractContextManager[None]:
-        """Runs a change as a context manager; records it at the end, also when it raises."""
+        """Returns a context manager that records at its end that the table changed, even after an error."""
         return self._tables.changing()
 
     def _check_not_edited(self, instead: str) -> None:
-        """Raises `NotARowTable` if this is a row table, whose rows would not survive the operation."""
+        """Raises `NotARowTable` if this is a row table, as the operation would break its rows."""
         check_not_edited(self.known_name, self.context.properties, instead)
 
 

@@ -75,7 +75,10 @@ class Tables:
         )
 
     def followed(self, context: TableContext) -> TableContext:
-        """Returns the services for the table as it is now; those last known if the instance is closed."""
+        """Returns the services of a table with its current name, columns and properties.
+
+        If the instance is closed, the name, columns and properties are the last known ones.
+        """
         context = context.newest_known
         if not self.is_closed:
             context.followed()
@@ -83,7 +86,11 @@ class Tables:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Records at the end that a table changed, even when the work raises: it may have changed some."""
+        """Runs a block that changes a table, and records afterwards that a table changed.
+
+        Records this also if the block raises, since it may have changed a part. Raises the error of
+        `check_writable`, if any, before the block.
+        """
         self.check_writable()
         try:
             yield
@@ -94,7 +101,10 @@ class Tables:
     def maintaining(
         self, context: TableContext, waiting: Callable[[str], object] | None
     ) -> Iterator[TableContext]:
-        """Waits until the commit queue has room, calling `waiting` with the reason; then as `changing`."""
+        """Runs a block of maintenance as `changing` does, after waiting for room in the commit queue.
+
+        While it waits, it calls `waiting` with the reason. Yields the table's newest known services.
+        """
         with self.changing():
             self.commits.wait_for_room(context.table.table_id, waiting)
             yield context.newest_known
@@ -128,7 +138,7 @@ class Tables:
         return self.context(self.catalog.convert_layout(table, layout))
 
     def note_activity(self) -> None:
-        """Notes for a deployed instance's schedules, and for the owner's record, that a table changed."""
+        """Records that a table changed: a note for the schedules of a deployed instance, and a milestone."""
         note_if_shared(self.objects)
         self.changed()
 
@@ -141,7 +151,11 @@ class Tables:
         deletes: str | None,
         on_spark: Callable[[Any], dict[str, DataType] | None],
     ) -> tuple[Any, TableContext]:
-        """Adds the columns that the data has and the table lacks; returns the data and the new services."""
+        """Adds the columns to the table that the data has and the table lacks.
+
+        Adds none if the load will fail because the data lacks a required column. Returns the data to load
+        (reading the columns may begin a stream) and the table's new services.
+        """
         from dormouse.reading.schemas import add_missing
 
         check_evolve(evolve)
@@ -158,8 +172,10 @@ class Tables:
 
     @contextmanager
     def numbered(self, context: TableContext, data: Any) -> Iterator[tuple[TableContext, Any]]:
-        """Yields the data with the first of its row numbers set, under a lock that other numbering loads wait
-        for.
+        """Yields the services, and the data with its first row number set, for a load that numbers its rows.
+
+        The block runs under a lock, for which other loads with row numbers wait. Yields the arguments for
+        data without row numbers.
         """
         from dormouse.sources.data_files import Files
         from dormouse.state.files.attempts import numbering
@@ -172,7 +188,7 @@ class Tables:
             yield context, replace(data, first_row_number=self.next_number(context, data.row_number))
 
     def next_number(self, context: TableContext, column: str) -> int:
-        """Returns one more than the largest number in a column, counting rows that a filter hides."""
+        """Returns the largest number in a column plus one. Includes rows that the table's filter hides."""
         from dormouse.data.transform import quoted
         from dormouse.reading.executor import parts
         from dormouse.reading.sql.views import value
@@ -318,7 +334,10 @@ class Tables:
         return {record.name: self.context(record).shown.verifying(verify) for record in records}
 
     def _with_versions(self, records: Iterable[TableRecord], verify: bool) -> dict[str, TableContext]:
-        """Returns the tables' services by name, and for row tables also those with every version."""
+        """Returns the services of tables by name.
+
+        Each row table appears twice: with its current rows, and with every version (`name$versions`).
+        """
         listed = list(records)
         edited = [record for record in listed if is_edited(record.properties)]
         return {
@@ -330,7 +349,10 @@ class Tables:
 def checked_schema(
     schema: Schema | None, like: Any, row_keys: Sequence[str], sort_keys: Sequence[str]
 ) -> Schema:
-    """Returns the given schema, or derives it from `like` and the named keys; raises `InvalidSchema`."""
+    """Returns the given schema, or the schema of the data `like` with the named keys.
+
+    Raises `InvalidSchema` if both or none are given.
+    """
     if like is not None and schema is None:
         from dormouse.sources.infer import schema_like
 
@@ -357,7 +379,10 @@ def checked_properties(name: str, schema: Schema, properties: TableProperties | 
 def columns_of(
     data: Any, engine: str, on_spark: Callable[[Any], dict[str, DataType] | None]
 ) -> tuple[Any, dict[str, DataType]]:
-    """Returns the data to read and the types of all its columns; Spark reads them if it loads the data."""
+    """Returns the data to read, and the types of all its columns.
+
+    `on_spark` returns the types if Spark loads the data.
+    """
     from dormouse.sources import infer
     from dormouse.writing.ingest import is_dataframe
 
@@ -366,7 +391,7 @@ def columns_of(
 
 
 def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:
-    """Returns the table of this name if it has these columns; else raises `TableAlreadyExists`."""
+    """Returns the existing table of this name. Raises `TableAlreadyExists` if its columns differ."""
     record = catalog.get(name)
     if list(record.schema.fields) != list(schema.fields) or record.schema.key_names != schema.key_names:
         raise TableAlreadyExists(

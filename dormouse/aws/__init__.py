@@ -1,1 +1,1 @@
-"""A deployed instance: its schedules, its costs, and how it is paused, resumed, examined and destroyed."""
+"""The commands for a deployed instance (cost, checks, pause, resume, restore, destroy) and its schedules."""

@@ -1,4 +1,7 @@
-"""Calls of AWS: a refusal is one clear line, and a throttled call is retried."""
+"""Calls of AWS operations.
+
+A refused call raises an error of one clear line, and a throttled call is retried.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _ACTIONS = {
     ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
     ("s3", "list_object_versions"): "s3:ListBucketVersions",
 }
-"""Actions whose names differ from those of the operations."""
+"""The IAM actions of operations whose action has another name than the operation."""
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _UNKNOWN = {
@@ -50,7 +53,7 @@ _BUSY = {
     "ConcurrentModificationException", "InvalidDBClusterStateFault", "InvalidDBInstanceState",
     "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
 }  # fmt: skip
-"""Codes that say the resource is being changed: the same request may succeed later."""
+"""AWS's error codes for a resource that is being changed. The same request may succeed later."""
 
 _INACTIVE = frozenset({"ResourceConflictException", "ResourceNotReadyException"})
 """Codes of a call to a lambda that is inactive, or becomes active again: AWS did not run it."""
@@ -63,7 +66,7 @@ MISSING = frozenset(
         "StateMachineDoesNotExist",
     }
 )  # fmt: skip
-"""Codes that say the named resource does not exist."""
+"""AWS's error codes for a resource that does not exist."""
 
 
 class AwsRefused(InstanceError):
@@ -104,7 +107,11 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
-        """Returns the answer of an operation. Raises `AwsRefused`, or an `InstanceError` with a remedy."""
+        """Calls an operation of AWS and returns its answer.
+
+        Raises `AwsRefused` if AWS refuses the call, or another `InstanceError`, with a remedy, if it cannot
+        be made.
+        """
         with _clear(service, operation):
             return getattr(self._client(service), operation)(**parameters)
 
@@ -120,7 +127,10 @@ class Aws:
     def ask(
         self, service: str, operation: str, *, refusals: frozenset[str] = frozenset(), **given: Any
     ) -> bool:
-        """Requests a change. Returns False if the resource is busy, or AWS answered one of `refusals`."""
+        """Requests a change.
+
+        Returns False if AWS answers that the resource is busy, or with a code in `refusals`.
+        """
         try:
             self.call(service, operation, **given)
         except AwsRefused as refused:
@@ -131,7 +141,7 @@ class Aws:
         return True
 
     def all(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """Returns the items of all pages; none for a resource that does not exist."""
+        """Returns the items under `key` in all pages; an empty list for a resource that does not exist."""
         try:
             return [
                 item for page in self.pages(service, operation, **parameters) for item in page.get(key, ())
@@ -173,7 +183,10 @@ class Aws:
         return said
 
     def newest(self, metrics: Mapping[str, Metric], within: timedelta) -> dict[str, float]:
-        """Returns the newest values of metrics by their names; none without the right to read CloudWatch."""
+        """Returns the newest values of metrics by their names, without those that CloudWatch lacks.
+
+        Returns an empty dictionary without the right to read CloudWatch.
+        """
         now = datetime.now(UTC)
         queries = [{"Id": name, "MetricStat": metric.query()} for name, metric in metrics.items()]
         given = {"MetricDataQueries": queries, "StartTime": now - within, "EndTime": now}
@@ -194,7 +207,7 @@ class Aws:
             return str(self._client("ssm").meta.region_name)
 
     def of_region(self, region: str) -> Aws:
-        """Returns the same account in another region."""
+        """Returns a client for the same account in another region."""
         return Aws(self._session, region)
 
     @cached_property
@@ -219,9 +232,9 @@ class Aws:
 
 
 def open_session(region: str | None = None, profile: str | None = None) -> Any:
-    """Returns a boto3 session. Values that are not given come from where AWS's tools look for them.
+    """Returns a boto3 session. Without arguments, AWS's usual files and environment variables decide.
 
-    The region also comes from AWS_REGION, which boto3 does not read.
+    The region can also come from the variable AWS_REGION, which boto3 does not read.
     """
     try:
         import boto3
@@ -233,7 +246,7 @@ def open_session(region: str | None = None, profile: str | None = None) -> Any:
 
 
 def has_credentials() -> bool:
-    """Returns whether AWS can be called: boto3 is installed, and AWS's tools would find credentials."""
+    """Returns whether boto3 is installed and finds credentials."""
     try:
         return open_session().get_credentials() is not None
     except InvalidInput:  # for example for an unknown profile
@@ -243,7 +256,7 @@ def has_credentials() -> bool:
 
 
 def action(service: str, operation: str) -> str:
-    """Returns the name of an operation in policies, such as rds:StopDBCluster."""
+    """Returns the IAM action of an operation, such as `rds:StopDBCluster`."""
     words = "".join("DB" if word == "db" else word.capitalize() for word in operation.split("_"))
     return _ACTIONS.get((service, operation), f"{_PREFIXES.get(service, service)}:{words}")
 
@@ -302,7 +315,8 @@ _PROBLEMS: dict[str, tuple[type[InstanceError | InvalidInput], str]] = {
         "no AWS credentials could be obtained, log in again: {}",
     ),
 }
-"""The message for an error of botocore, by its class; the first that matches."""
+"""The error and message for each exception of botocore, by a pattern for its class; the first match
+counts."""
 
 
 def _problem(error: Any, service: str) -> Exception:

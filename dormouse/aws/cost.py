@@ -1,4 +1,4 @@
-"""The costs of an instance: a month by its settings before the deploy, and an hour as it runs now.
+"""The costs of an instance: an estimate for a month before the deploy, and the current cost of an hour.
 
 Prices come from prices.toml beside this file, not from the network. The use of the instance comes from
 `Assumptions`. A deployment has no NAT gateways, and interface endpoints only for the query service,
@@ -21,22 +21,27 @@ from dormouse.settings.deployment import ACCESS_HOST, DISK_GB, DeploymentSetting
 from dormouse.settings.resources import Resources
 
 HOURS = 730
-"""The hours of a month."""
+"""The number of hours in a month."""
 
 EMR_OF_FARGATE = 1.3
-"""The price of EMR Serverless divided by that of Fargate: see prices.toml."""
+"""The price of EMR Serverless divided by that of Fargate (see prices.toml)."""
 
 LIVE_ARCHITECTURE = "arm64"
 """The assumed architecture of a running instance; x86_64 costs about a quarter more."""
 
 ACU_LEAST, PROXY_ACU_LEAST = 0.5, 8
-"""The least capacity of a database that is awake, and the least for which a proxy is billed."""
+"""The least capacity, in ACU, of a database that is awake, and the least for which an RDS Proxy is billed."""
 
 STARTED_HOURS = HOURS / (7 * 24) * 0.5
-"""Hours a month in which a paused cluster runs: AWS starts it each week, for half an hour until it stops."""
+"""The hours a month in which a paused cluster runs. AWS starts it once a week, and it stops after half an
+hour."""
 
 QUERY_ENDPOINTS, ACCESS_ENDPOINTS = 4, 2
-"""Two of ECR, CloudWatch Logs and Secrets Manager; two of Session Manager; each in one zone."""
+"""The numbers of interface endpoints, each in one zone.
+
+The query service has two for ECR, one for CloudWatch Logs and one for Secrets Manager. The host for access
+has two for Session Manager.
+"""
 
 METRICS = 15
 """The number of metrics that the lambdas of an instance write."""
@@ -57,38 +62,47 @@ class Prices:
     """The region's prices, except those of EC2 and database instances."""
 
     aurora_large_hour: Mapping[str, float]
-    """Prices of a `large` by family of instances, in us-east-1."""
+    """The price of an hour of a database instance of size `large`, by family, in us-east-1."""
 
     ec2_xlarge_hour: Mapping[str, float]
-    """Prices of an `xlarge` by family of instances, in us-east-1."""
+    """The price of an hour of an EC2 instance of size `xlarge`, by family, in us-east-1."""
 
     def __getitem__(self, name: str) -> float:
         return self.usd[name]
 
     def aurora_hour(self, instance_class: str) -> float | None:
-        """Returns the price of an instance class such as `r8g.xlarge`, with or without `db.`, or None."""
+        """Returns the price of an hour of an instance class such as `r8g.xlarge`; None if it is not known.
+
+        The class may begin with `db.`.
+        """
         family, _, size = instance_class.removeprefix("db.").partition(".")
         usd = self.aurora_large_hour.get(family, 0.0) * _LARGES.get(size, 0) * self["aurora_instance_factor"]
         return usd or None
 
     def ec2_hour(self, instance_type: str, *, with_emr: bool = True) -> float | None:
-        """Returns the price of an EC2 instance, with or without EMR on it, or None."""
+        """Returns the price of an hour of an EC2 instance; None if it is not known.
+
+        By default, the price includes EMR on the instance.
+        """
         family, _, size = instance_type.removeprefix("db.").partition(".")
         usd = self.ec2_xlarge_hour.get(family, 0.0) * _LARGES.get(size, 0) / 2 * self["ec2_factor"]
         return usd * (1 + with_emr * self["emr_share_of_ec2"]) or None
 
     @property
     def access_hour(self) -> float:
-        """Returns the price of the host for access with its disk, without endpoints."""
+        """The price of an hour of the host for access with its disk, without endpoints."""
         return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + DISK_GB * self["ebs_gb_month"] / HOURS
 
     def emr_hour(self, architecture: str, vcpu: float = 1, gb: float = 4) -> float:
-        """Returns the price of EMR Serverless; a vCPU comes with 4 GB."""
+        """Returns the price of an hour of an EMR Serverless worker, by default with one vCPU and 4 GB."""
         kind = "arm" if architecture == "arm64" else "x86"
         return vcpu * self[f"emr_{kind}_vcpu_hour"] + gb * self[f"emr_{kind}_gb_hour"]
 
     def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
-        """Returns the price of a task without its disk; `cpu` is in units of 1/1,024 vCPU."""
+        """Returns the price of an hour of a Fargate task without its disk.
+
+        `cpu` is in units of 1/1,024 of a virtual CPU.
+        """
         return self.emr_hour(architecture, cpu / 1_024, memory_mb / 1_024) / EMR_OF_FARGATE
 
 
@@ -115,7 +129,7 @@ def known_regions() -> list[str]:
 
 
 def vcpus(instance: str) -> int:
-    """Returns the virtual CPUs of an instance size: 4 for `r8g.xlarge`."""
+    """Returns the number of virtual CPUs of an instance class, such as 4 for `r8g.xlarge`."""
     return max(2, round(2 * _LARGES.get(instance.rpartition(".")[2], 1)))
 
 
@@ -152,7 +166,11 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Line:
-    """The USD a month of one resource; `auto_paused` is None if the database does not pause itself."""
+    """The costs of one resource in USD a month, in three states of the instance.
+
+    `running` is the cost while everything runs, and `paused` the cost after `dormouse pause`. `auto_paused`
+    is the cost while the database pauses itself; None if its settings do not let it.
+    """
 
     stack: str
     resource: str
@@ -185,9 +203,9 @@ class Estimate:
 
 
 def estimate(settings: DeploymentSettings, region: str | None, assumptions: Assumptions) -> Estimate:
-    """Returns the costs of a month: running, with a self-pausing database, and after `dormouse pause`.
+    """Returns the costs of a month in three states: running, with a self-paused database, and paused.
 
-    Raises `InvalidInput` without a region, or for one without known prices.
+    Raises `InvalidInput` without a region, or for a region without known prices.
     """
     region = region or settings.region
     if region is None:
@@ -207,17 +225,20 @@ class _Month:
         self.unpriced: list[str] = []
 
     def add(self, stack: str, resource: str, usd: float, *, kept: bool = False) -> None:
-        """Adds a line unless it costs nothing; a paused instance also pays for `kept` resources."""
+        """Adds a line of cost unless it is 0. A paused instance also pays for resources that are `kept`."""
         asleep = usd if self.settings.database.pauses_itself else None
         self.lines += [Line(stack, resource, usd, asleep, usd if kept else 0.0)] if usd else []
 
     def priced(self, kind: str, price: float | None) -> float:
-        """Returns a price, or 0 for a kind without one, and records the kind."""
+        """Returns a price. If there is none, returns 0 and records the kind of instance as unpriced."""
         self.unpriced += [kind] if price is None else []
         return price or 0.0
 
     def data(self) -> None:
-        """Adds the database, the clusters of rows (which pause themselves) and the object store."""
+        """Adds the costs of the database, the object store, and the clusters that only index row tables.
+
+        These clusters pause themselves.
+        """
         assumed, prices, gb = self.assumed, self.prices, self.assumed.database_gb
         database, rows, requests = self.settings.database, self.settings.rows, assumed.requests_million
         count = 1 + database.readers
@@ -265,7 +286,7 @@ class _Month:
         self.add("storage", "S3 requests", requests * 1_000 * request)
 
     def work(self) -> None:
-        """Adds the committer and scheduled work."""
+        """Adds the costs of the committer and of scheduled work."""
         settings, assumed, prices = self.settings, self.assumed, self.prices
         commit, requests, seconds = settings.commit, assumed.requests_million, HOURS * 3_600
         is_arm, call = settings.architecture == "arm64", prices["lambda_request_million"] / 1e6
@@ -301,7 +322,10 @@ class _Month:
             self.add("compaction", "1 interface endpoint", usd)
 
     def services(self) -> None:
-        """Adds the query service with its fewest tasks, copies, the host for access, and monitoring."""
+        """Adds the costs of the query service, copies, the host for access, and monitoring.
+
+        The query service counts with its least number of tasks.
+        """
         settings, assumed, prices, endpoint = self.settings, self.assumed, self.prices, "interface endpoints"
         backup, audit, replaced = settings.backup, settings.audit, assumed.data_gb * assumed.rewritten
         endpoint_month = HOURS * prices["endpoint_hour"]
@@ -372,14 +396,20 @@ def alarm_count(settings: DeploymentSettings) -> int:
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
-    """Returns the USD an hour of each part of a running instance; None without a known price or measure.
+    """Returns the names of the parts of a running instance, each with its current cost in USD an hour.
 
-    `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
-    instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
-    `data_gb`, `rows_acu` and `rows_gb` (of the clusters that row tables have of their own, in all), `vcpus`
-    (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now), `query_tasks` (how many
-    tasks of the query service run), `query_sleeps` and `access_sleeps`.
-    A region without prices gives None throughout, and no error.
+    The cost of a part is None if its price or its measure is not known. All costs are None in a region
+    without known prices. `live` may have these keys:
+
+    - `database`: the status of the cluster, like "available" or "stopped"
+    - `instances`: the classes of its instances, like "db.r8g.large" or "db.serverless"
+    - `acu`: the sum of their capacities
+    - `database_gb`, `data_gb`: the sizes of the database and of the objects
+    - `rows_acu`, `rows_gb`: the capacity and size of all clusters that only index row tables
+    - `vcpus`: the vCPUs of the EMR Serverless workers that run now
+    - `hosts`: the types of EMR's EC2 instances that run now
+    - `query_tasks`: the number of running tasks of the query service
+    - `query_sleeps`, `access_sleeps`: True if the query service or the host for access sleeps
     """
     is_known = region in known_regions()
     prices = prices_of(region if is_known else known_regions()[0])

@@ -1,4 +1,4 @@
-"""The database cluster: its states, stopping, starting, and its snapshots."""
+"""The database cluster of an instance: its states, starting and stopping it, and its snapshots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ SERVES = frozenset(
 HOPELESS = frozenset(
     {"deleting", "cloning-failed", "migration-failed", "inaccessible-encryption-credentials"}
 )
-"""States in which it can neither stop nor start. In all other states, AWS is changing it and will finish."""
+"""States in which the cluster can neither stop nor start. In all other states, AWS is changing it and will
+finish."""
 
 
 def cluster_status(aws: Aws, cluster: str) -> str | None:
@@ -54,7 +55,10 @@ def clusters_of(aws: Aws, instance_id: str) -> list[Any]:
 
 
 def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[str, ...]:
-    """Returns clusters that a restore replaced: AWS restarts a stopped one, and no keeper stops it."""
+    """Returns the names of clusters that a restore replaced.
+
+    They still cost money: AWS starts a stopped cluster again after a week, and the keeper does not stop it.
+    """
     hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
     return tuple(
         str(one["DBClusterIdentifier"])
@@ -64,17 +68,20 @@ def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[st
 
 
 def stop(aws: Aws, cluster: str) -> bool:
-    """Stops a cluster; returns whether AWS accepted, which it does only in the state `available`."""
+    """Requests the stop of a cluster. Returns whether AWS accepted; it does only in the state `available`."""
     return aws.ask("rds", "stop_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
 
 
 def start(aws: Aws, cluster: str) -> bool:
-    """Starts a cluster; returns whether AWS accepted."""
+    """Requests the start of a cluster. Returns whether AWS accepted."""
     return aws.ask("rds", "start_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
 
 
 def usable(instance: DeployedInstance) -> Any:
-    """Returns RDS's description of the cluster. Raises `InstanceError` in states that need a person."""
+    """Returns RDS's description of the instance's cluster.
+
+    Raises `InstanceError` if the cluster is missing, or in a state that only a person can end.
+    """
     cluster = describe(instance.aws, instance.cluster)
     if cluster is None:
         raise InstanceError(f"database cluster {instance.cluster} does not exist: restore it from a backup")
@@ -85,13 +92,19 @@ def usable(instance: DeployedInstance) -> Any:
 
 
 def usable_status(instance: DeployedInstance) -> str:
-    """Returns the state of the cluster, and raises as `usable` does."""
+    """Returns the state of the instance's cluster.
+
+    Raises `InstanceError` if only a person can make it usable.
+    """
     return str(usable(instance)["Status"])
 
 
 @dataclass(frozen=True)
 class StopDatabase:
-    """The step that stops the database: until AWS has accepted, or with `to_the_end` until it has stopped."""
+    """The step that stops the database.
+
+    It ends when AWS has accepted the stop, or with `to_the_end` when the database has stopped.
+    """
 
     instance: DeployedInstance
     to_the_end: bool = False
@@ -111,7 +124,10 @@ class StopDatabase:
 
 @dataclass(frozen=True)
 class StartDatabase:
-    """The step that starts the database and waits for its writer. A stop under way must end first."""
+    """The step that starts the database and waits for its writer.
+
+    If the database is stopping, it waits for that first.
+    """
 
     instance: DeployedInstance
     seconds_max = DATABASE_SECONDS_MAX
@@ -127,7 +143,7 @@ class StartDatabase:
         return [Left(f"cluster {name} is {status}", ask)]
 
     def _writer_status(self, cluster: Any) -> str | None:
-        """Returns the status of the writer, or None if there is none."""
+        """Returns the status of the cluster's writer, or None if it has no writer."""
         members = cluster.get("DBClusterMembers", ())
         for writer in (one["DBInstanceIdentifier"] for one in members if one.get("IsClusterWriter")):
             seen = self.instance.aws.look("rds", "describe_db_instances", DBInstanceIdentifier=writer)
@@ -139,20 +155,26 @@ class StartDatabase:
 
 
 def snapshot(aws: Aws, name: str) -> Any:
-    """Returns RDS's description of a snapshot of this account, or None."""
+    """Returns RDS's description of a snapshot, or None if the account has none of this name."""
     kind = {"SnapshotType": "awsbackup"} if name.startswith("awsbackup:") else {}
     found = aws.look("rds", "describe_db_cluster_snapshots", DBClusterSnapshotIdentifier=name, **kind)
     return found["DBClusterSnapshots"][0] if found and found["DBClusterSnapshots"] else None
 
 
 def name_of(instance: DeployedInstance, moment: datetime) -> str:
-    """Returns a unique name for a snapshot, of at most 56 letters: RDS allows 63, with prefixes."""
+    """Returns a unique name for a snapshot of the instance's database at a moment.
+
+    It has at most 56 letters: RDS allows 63, including prefixes that are added.
+    """
     digest = sha256(f"{instance.cluster} {moment.isoformat()}".encode()).hexdigest()[:8]
     return f"dormouse-{instance.id}-at-{moment:%Y%m%d%H%M%S}-{digest}"
 
 
 def taken(aws: Aws, instance_id: str) -> list[Any]:
-    """Returns the snapshots that restores took, by their names; people's snapshots can have the tag, too."""
+    """Returns the snapshots that restores of this instance took. It finds them by their names.
+
+    Snapshots that people took can have the same tag, so the tag does not suffice.
+    """
     ours = re.compile(f"dormouse-{instance_id}-at-[0-9]{{14}}-[0-9a-f]{{8}}")
     found = aws.all("rds", "describe_db_cluster_snapshots", "DBClusterSnapshots", SnapshotType="manual")
     return [one for one in found if ours.fullmatch(one["DBClusterSnapshotIdentifier"])]
@@ -160,7 +182,10 @@ def taken(aws: Aws, instance_id: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class DropSnapshots:
-    """The step that deletes the snapshots of restores, which are useless without the key and the objects."""
+    """The step that deletes the snapshots of restores.
+
+    They are useless without the instance's key and objects.
+    """
 
     instance: DeployedInstance
     seconds_max = DATABASE_SECONDS_MAX

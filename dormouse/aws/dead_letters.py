@@ -1,4 +1,4 @@
-"""The dead letters of a deployed instance's commit queues: listing them, and sending them again."""
+"""The dead letters of a deployed instance's commit queues: commands list them and send them again."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ class SqsDeadLetter:
     """A message that was delivered too often, or that a committer rejected with a reason."""
 
     queue: str
-    """The URL of its queue."""
+    """The URL of the commit queue in whose dead-letter queue the message was found."""
 
     sent_at: datetime
     commit_id: str | None
     """The commit id, or None if the message has none."""
 
     body: str
-    """The beginning of the message."""
+    """The beginning of the message's text."""
 
     reason: str
-    """The reason why it cannot be sent again or was rejected; empty if it was only delivered too often."""
+    """The reason why the committer rejected the message, or why it cannot be sent again; empty without
+    either."""
 
     can_be_sent: bool
-    """True if it is readable and a request of its queue."""
+    """True if the message is a readable commit request and came from this queue."""
 
     is_sent_again: bool = False
 
 
 def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
-    """Returns at most `limit` dead letters, and leaves them in place.
+    """Returns at most `limit` dead letters, which stay in their dead-letter queues.
 
-    With `send_again`, those that can be sent go back to their queues. Each is deleted only after it was sent,
-    so none is lost.
+    With `send_again`, each letter that can be sent goes back to its commit queue. It is deleted only after it
+    was sent, so none is lost.
 
-    Raises InstanceError without commit queues, and when AWS refuses.
+    Raises `InstanceError` if the instance has no commit queues, or if AWS refuses.
     """
     resources = instance.resources.commit
     if resources is None:

@@ -1,4 +1,7 @@
-"""Destroying a deployed instance: ending its work, emptying its buckets, deleting its stacks by the CDK."""
+"""The command that destroys a deployed instance.
+
+It ends all work, empties the buckets and deletes the stacks.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +54,11 @@ from dormouse.settings.resources import (
 )
 
 WAKING = frozenset({"stopping", "stopped", "starting"})
-"""States of a cluster or its writer in which AWS may refuse to delete it, and which a start ends."""
+"""States of a cluster or its writer in which AWS may refuse to delete it. Starting the cluster ends these
+states."""
 
 Listed = Mapping[str, Sequence[Any]]
-"""The resources of each stack, by its short name, as CloudFormation lists them."""
+"""The resources of each stack as CloudFormation lists them, by the short name of the stack."""
 
 ATTEMPTS_MAX = 2
 COUNTED_MAX = 100_000
@@ -72,10 +76,11 @@ def wind_down(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[StepReport, ...]:
-    """Ends all work of an instance; returns what was done, or with `dry_run` would be.
+    """Ends all work of an instance. Returns what each step did, or with `dry_run` would do.
 
-    Raises `InstanceError` if something does not end in time, or a person pauses the instance meanwhile. It
-    can be interrupted and run again.
+    Raises `InstanceError` if a step does not end in time, or if a person pauses the instance meanwhile. An
+    interrupted call can be repeated. `tell` is called with what a step waits for, and `ended` after each
+    step.
     """
     instance = DeployedInstance(instance_id, aws.account, aws.region, _resources(instance_id, listed), aws)
     keepers = tuple(rule_name(rule) for rule in physical_ids(listed.get("pause", ()), "AWS::Events::Rule"))
@@ -98,14 +103,20 @@ def wind_down(
 
 
 def physical_ids(resources: Sequence[Any], kind: str) -> tuple[str, ...]:
-    """Returns the physical ids of resources of one type. A resource whose creation failed may have none."""
+    """Returns the physical ids of the resources of one type, without resources that have none.
+
+    A resource whose creation failed may have no id.
+    """
     found = (one.get("PhysicalResourceId") for one in resources if one["ResourceType"] == kind)
     return tuple(name for name in found if name)
 
 
 @dataclass(frozen=True)
 class WakeDatabase(StartDatabase):
-    """The step that starts a sleeping database and waits for it; it ignores other states."""
+    """The step that starts a database that is stopped, stopping or starting.
+
+    It does nothing in other states.
+    """
 
     name = "wake the database"
 
@@ -118,9 +129,10 @@ class WakeDatabase(StartDatabase):
 
 @dataclass(frozen=True)
 class DropReplaced:
-    """The step that deletes clusters which a restore replaced.
+    """The step that deletes the clusters that a restore replaced.
 
-    They belong to no stack, but use a stack's security groups, which could not be deleted before them.
+    These clusters belong to no stack, but use a stack's security groups. CloudFormation could not delete the
+    groups before the clusters.
     """
 
     instance: DeployedInstance
@@ -134,7 +146,10 @@ class DropReplaced:
                 yield Left(f"cluster {name} is {one['Status']}", partial(self._drop, one))
 
     def _drop(self, cluster: Any) -> None:
-        """Deletes a cluster: wakes it first if it sleeps, and deletes its instances before it."""
+        """Requests the next change of a cluster until it is deleted.
+
+        A sleeping cluster is started first. Then its instances are deleted, and at last the cluster.
+        """
         aws, name, status = self.instance.aws, cluster["DBClusterIdentifier"], cluster["Status"]
         if status in ASLEEP:
             start(aws, name)
@@ -148,12 +163,15 @@ class DropReplaced:
 
 
 def clusters_in(listed: Listed) -> tuple[str, ...]:
-    """Returns the database clusters of all stacks."""
+    """Returns the names of the database clusters in all stacks."""
     return physical_ids([one for stack in listed.values() for one in stack], "AWS::RDS::DBCluster")
 
 
 def _resources(instance_id: str, listed: Listed) -> Resources:
-    """Returns the resources of the instance without `pause`: the desired state may not exist."""
+    """Returns the resources of the instance, read from its stacks instead of its SSM parameters.
+
+    The part `pause` is left out, so that a missing desired state counts as running.
+    """
 
     def of(stack: str, kind: str) -> tuple[str, ...]:
         return physical_ids(listed.get(stack, ()), kind)
@@ -193,7 +211,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Doomed:
-    """The parts of an instance that a destroy deletes or keeps."""
+    """The parts of an instance that a destroy deletes, and those that it keeps."""
 
     id: str
     account: str
@@ -201,26 +219,30 @@ class Doomed:
     stacks: tuple[str, ...]
     buckets: tuple[Bucket, ...]
     clusters: tuple[str, ...]
-    """The database clusters, also those that a restore has replaced."""
+    """The database clusters, including those that a restore has replaced."""
 
     kept: tuple[str, ...]
-    """The remains afterwards that serve backups: vaults of AWS Backup, and keys, each for 1 USD a month."""
+    """The parts that stay because backups need them: vaults of AWS Backup, and keys, each for 1 USD a
+    month."""
 
     protected_by: tuple[str, ...]
-    """Protected parts: stacks with termination protection, clusters with deletion protection."""
+    """The protected parts: stacks with termination protection and clusters with deletion protection."""
 
     steps: tuple[StepReport, ...]
-    """The steps before the deletion."""
+    """The steps that precede the deletion, and what they would do."""
 
 
 def refuse_protected(settings: DeploymentSettings) -> None:
-    """Raises `InvalidInput`, with a remedy, for an instance whose settings protect it."""
+    """Raises `InvalidInput`, with a remedy, if the settings protect the instance."""
     if settings.protected:
         raise InvalidInput(_how_to_unprotect(settings.id, "its settings have protected = true"))
 
 
 def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
-    """Returns the parts of the instance, or None. Raises `InvalidInput` if a deployed part is protected."""
+    """Returns the parts of the instance, or None if it has none.
+
+    Raises `InvalidInput` if a deployed part is protected.
+    """
     refuse_protected(settings)
     aws = Aws(session)
     if settings.account and settings.account != aws.account:
@@ -264,10 +286,11 @@ def destroy(
     clock: Clock = SYSTEM_CLOCK,
     root: Path | None = None,
 ) -> tuple[StepReport, ...]:
-    """Ends all work, empties the buckets and deletes the stacks; returns reports of the steps before that.
+    """Ends all work, empties the buckets and deletes the stacks.
 
-    Calls `tell` with what it waits for, and `ended` after each step. It can be run again after a failure.
-    Raises `InstanceError`.
+    Returns reports of the steps before the deletion. Calls `tell` with what it waits for, and `ended` after
+    each step. A failed call can be repeated. Raises `InstanceError` if a step fails, if a bucket cannot be
+    emptied, or if the CDK fails.
     """
     aws = Aws(session)
     cdk = cdk_command(root)
@@ -297,7 +320,10 @@ def destroy(
 
 
 def cdk_command(root: Path | None = None) -> list[str]:
-    """Returns the command of the pinned CDK. Raises `InstanceError`, with a remedy, without the CDK."""
+    """Returns the command of the pinned CDK.
+
+    Raises `InstanceError`, with a remedy, if the CDK is not installed.
+    """
     folder = root or Path.cwd()
     if not (folder / "package.json").exists() or not (folder / "app.py").exists():
         raise InstanceError(
@@ -320,7 +346,7 @@ def empty(aws: Aws, bucket: str) -> None:
 
 
 def _versions(aws: Aws, bucket: str) -> Iterator[list[dict[str, str]]]:
-    """Yields versions and delete markers, in groups that one request can delete."""
+    """Yields the versions and delete markers of a bucket, in groups that one request can delete."""
     try:
         for page in aws.pages("s3", "list_object_versions", Bucket=bucket):
             if items := (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):

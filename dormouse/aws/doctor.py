@@ -1,4 +1,4 @@
-"""Checks of what a deploy needs, on this machine and in the account. They change nothing."""
+"""Checks of what a deploy needs on this machine and in the account. They change nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUALIFIER = "hnb659fds"
 
 BUCKET = "cdk-{qualifier}-assets-{account}-{region}"
 OWN_KEY = "alias/aws/s3"
-"""The key of S3, which every reader of an object may use."""
+"""The KMS key of S3 itself. AWS lets every reader of an object use it."""
 
 POOR_ZONES = frozenset({"use1-az3"})
 """Ids of zones that lack services an instance needs. Names of zones differ between accounts."""
@@ -73,7 +73,7 @@ class Check:
 
     @classmethod
     def of(cls, name: str, fine: str, trouble: str | None, mend: str, result: Result = "wrong") -> Check:
-        """Returns a check that is fine, or has `result` if there is trouble."""
+        """Returns a check. Its text is `fine`, or `trouble` with `result` if there is trouble."""
         return cls(name, result, trouble, mend) if trouble else cls(name, "ok", fine)
 
 
@@ -85,7 +85,7 @@ def examine(
     root: Path,
     session: Any = None,
 ) -> list[Check]:
-    """Returns every check, in order; without credentials, those of the account are left out."""
+    """Returns every check, in order. Without credentials, the checks of the account are left out."""
     checks = [*machine(root), *packages(settings, root), *image(settings, root)]
     try:
         session = session or open_session(region or settings.region, profile)
@@ -185,7 +185,10 @@ class _Account:
             yield Check("permissions boundary", "ok", f"{policy} exists")
 
     def _bucket(self) -> Iterator[Check]:
-        """Checks the bootstrap's bucket: Spark reads its archive from it, and has no right to other keys."""
+        """Checks the encryption of the bootstrap's bucket.
+
+        Spark reads its archive from that bucket, and has the right to use only the KMS key of S3 itself.
+        """
         qualifier = self.settings.qualifier or QUALIFIER
         bucket = BUCKET.format(qualifier=qualifier, account=self.aws.account, region=self.aws.region)
         try:
@@ -204,7 +207,10 @@ class _Account:
         yield Check.of("bootstrap bucket", fine, trouble, mend, "warning")
 
     def _backups(self) -> Iterator[Check]:
-        """Checks that AWS Backup is enabled for these services: it silently skips the others."""
+        """Checks that AWS Backup is enabled for Aurora and S3.
+
+        AWS Backup skips a disabled service without an error.
+        """
         wanted = ["Aurora", *(["S3"] if self.settings.backup and self.settings.backup.objects else [])]
         found = self.aws.call("backup", "describe_region_settings")["ResourceTypeOptInPreference"]
         lacking = [one for one in wanted if not found.get(one)]
@@ -222,7 +228,10 @@ class _Account:
             yield Check.of("state", f"the desired state is {state}", trouble, mend, "warning")
 
     def _snapshot(self) -> Iterator[Check]:
-        """Checks the snapshot in the settings, which the guard would refuse only during the deploy."""
+        """Checks the snapshot in the settings.
+
+        Without this check, only the deploy itself would refuse a wrong one.
+        """
         name, database, made = stack_name(self.settings.id, "database"), self.settings.database, None
         if stack(self.aws, name) is not None:
             template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
@@ -236,7 +245,7 @@ class _Account:
             yield self._restorable()
 
     def _restorable(self) -> Check:
-        """Checks whether a deploy can create the cluster from the snapshot in the settings."""
+        """Returns a check of whether a deploy can create the cluster from the snapshot in the settings."""
         arn, wanted = str(self.settings.database.snapshot), self.settings.database.engine_version
         if (owner := arn.split(":")[4]) != self.aws.account:
             mend = f"its version must not be later than database.engine_version, {wanted}"
@@ -251,7 +260,10 @@ class _Account:
         return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
 
     def _other_snapshots(self) -> Iterator[Check]:
-        """Checks for other snapshots of restores, which RDS keeps until they are deleted."""
+        """Checks for snapshots that earlier restores took.
+
+        RDS keeps them, and charges for them, until they are deleted.
+        """
         found = [
             str(one["DBClusterSnapshotIdentifier"])
             for one in taken(self.aws, self.settings.id)
@@ -280,7 +292,10 @@ class _Account:
         yield Check.of("other stacks", "there are none", trouble if left else None, advice, "warning")
 
     def _queues(self) -> Iterator[Check]:
-        """Checks for queues that the settings no longer have, which a deploy deletes or abandons."""
+        """Checks for messages in deployed queues that are no longer in the settings.
+
+        A deploy would delete or abandon these messages.
+        """
         if (recorded := self.aws.parameter(resources_parameter(self.settings.id, "commit"))) is None:
             return
         ours, wanted = CommitResources.model_validate_json(recorded), self.settings.commit
@@ -293,10 +308,11 @@ class _Account:
         yield Check.of("queues", "no removed queue has messages", trouble, mend)
 
     def _zones(self) -> Iterator[Check]:
-        """Checks the zones of the instance's VPC: those named, else the first that `Fn::GetAZs` returns.
+        """Checks the zones of the instance's own VPC.
 
-        These change with the account's default subnets and the region's zones. CloudFormation refuses to
-        replace a subnet by one in another zone with the same address range.
+        They are those in the settings, else CloudFormation's choice. That choice, `Fn::GetAZs`, changes with
+        the account's default subnets and the region's zones. CloudFormation refuses to replace a subnet by
+        one in another zone with the same address range.
         """
         network = self.settings.network
         ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]
@@ -330,7 +346,7 @@ class _Account:
                 yield Check.of("zone", f"{name}, {zone}", trouble, mend, "warning")
 
     def _deployed_zones(self) -> list[str]:
-        """Returns the zones of the instance's subnets, by their numbers; none before its first deploy."""
+        """Returns the zones of the instance's subnets, in the order of their names; empty before a deploy."""
         ours = [{"Name": f"tag:{INSTANCE_TAG}", "Values": [self.settings.id]}]
         found = {
             tag["Value"]: subnet["AvailabilityZone"]
@@ -385,7 +401,10 @@ class _Account:
                 yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
 
     def _tables(self) -> dict[str, str]:
-        """Returns the route table of each subnet, by default the main one."""
+        """Returns the route table of each subnet.
+
+        A subnet without one of its own has the main table of the VPC.
+        """
         tables = self._in_vpc("describe_route_tables", "RouteTables")
         links = [(table["RouteTableId"], link) for table in tables for link in table.get("Associations", ())]
         used = {link["SubnetId"]: table for table, link in links if "SubnetId" in link}
@@ -400,7 +419,7 @@ class _Account:
             yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
 
     def _endpoint(self, endpoints: list[Any], tables: dict[str, str]) -> Check:
-        """Checks the gateway to S3: a route table can have only one."""
+        """Checks the gateway endpoint to S3, of which a route table can have only one."""
         gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
         ways = {table: one["VpcEndpointId"] for one in gateways for table in one.get("RouteTableIds", ())}
         has = {table: ways[table] for table in tables.values() if table in ways}
@@ -428,7 +447,10 @@ class _Account:
             yield Check("alarms", "warning", "no person receives alarms", mend)
 
     def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
-        """Checks that the interface endpoints of a part exist or can be created."""
+        """Checks that the interface endpoints of the part `query` or `access` exist, or can be created.
+
+        `is_made` is True if the deploy creates them.
+        """
         name, needed, found = f"{part} endpoints", ENDPOINTS[part], set()
         for one in endpoints:
             is_ours = {"Key": INSTANCE_TAG, "Value": self.settings.id} in one.get("Tags", ())
@@ -513,7 +535,7 @@ def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
 
 
 def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    """Yields checks of what the build of the query service's image needs."""
+    """Yields checks of the tools that the build of the query service's image needs."""
     if settings.query is None or settings.query.image is not None:
         return
     is_made = (root / "build/query-image/Dockerfile").exists()
@@ -526,7 +548,7 @@ def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
 
 
 def _output(command: list[str], folder: Path | None = None) -> str | None:
-    """Returns the output of a command, or None if it cannot be started or fails."""
+    """Returns the output of a command, or None if the command cannot be started or fails."""
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS_MAX

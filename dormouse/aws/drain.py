@@ -1,4 +1,4 @@
-"""Waiting for work that goes on after schedules and mappings are off: commits, runs, Spark clusters."""
+"""The steps that wait for work that goes on after its triggers are off: commits, lambdas, runs of Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dormouse.aws.steps import STEP_SECONDS_MAX, Left
 from dormouse.settings.section import LOSS_NEAR_SHARE, SCHEDULED_SECONDS_MAX
 
 REPORT_SECONDS = 300.0
-"""How long a state machine may take to report a cancelled run before it is stopped as well."""
+"""The time that a state machine may take to report a cancelled run. After it, the state machine is
+stopped."""
 
 INVOCATION_SLACK_SECONDS = 30.0
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -25,7 +26,7 @@ CLUSTER_ENDING = "TERMINATING"
 STEPS_LIVE = ("PENDING", "RUNNING", "CANCEL_PENDING")
 APPLICATION_ASLEEP = {"CREATED", "STOPPED", "TERMINATED"}
 STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
-"""Codes by which EMR refuses a request in the current state."""
+"""The error codes with which EMR refuses a request because of the current state of a resource."""
 
 COUNTS = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
 NOT_VISIBLE, RETENTION = "ApproximateNumberOfMessagesNotVisible", "MessageRetentionPeriod"
@@ -35,7 +36,7 @@ LOOK_BACK = timedelta(minutes=20)
 
 
 def in_flight(instance: DeployedInstance) -> int:
-    """Returns about how many commit requests lambdas have received and not yet answered."""
+    """Returns the approximate number of commit requests that lambdas have received and not yet answered."""
     return sum(depth(instance.aws, url)[NOT_VISIBLE] for url in queues(instance))
 
 
@@ -44,24 +45,27 @@ def queues(instance: DeployedInstance) -> tuple[str, ...]:
 
 
 def depth(aws: Aws, url: str) -> dict[str, int]:
-    """Returns the numbers of messages by their names in SQS; none for a queue that does not exist."""
+    """Returns the approximate numbers of messages in a queue, by the names that SQS gives them.
+
+    All numbers are 0 for a queue that does not exist.
+    """
     found = _attributes(aws, url, COUNTS)
     return {name: found.get(name, 0) for name in COUNTS}
 
 
 def _attributes(aws: Aws, url: str, names: Sequence[str]) -> dict[str, int]:
-    """Returns numeric attributes of a queue; none for a queue that does not exist."""
+    """Returns numeric attributes of a queue; an empty dictionary for a queue that does not exist."""
     found = aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=list(names)) or {}
     return {name: int(value) for name, value in found.get("Attributes", {}).items() if name in names}
 
 
 def application(instance: DeployedInstance) -> str | None:
-    """Returns the id of the EMR Serverless application, or None."""
+    """Returns the id of the instance's EMR Serverless application, or None if it has none."""
     return instance.resources.compaction.application if instance.resources.compaction else None
 
 
 def application_state(instance: DeployedInstance) -> str | None:
-    """Returns the state of the EMR Serverless application, or None without one."""
+    """Returns the state of the EMR Serverless application, or None if there is none."""
     if (found := application(instance)) is None:
         return None
     seen = instance.aws.look("emr-serverless", "get_application", applicationId=found)
@@ -69,7 +73,10 @@ def application_state(instance: DeployedInstance) -> str | None:
 
 
 def clusters(instance: DeployedInstance, states: Sequence[str] = CLUSTERS_LIVE) -> list[Any]:
-    """Returns EMR's list of clusters in these states, by default those that run and are not ending."""
+    """Returns the instance's EMR clusters in these states, as EMR lists them.
+
+    By default, these are clusters that have not begun to end.
+    """
     resources = instance.resources.compaction
     if resources is None or resources.cluster_name is None:
         return []
@@ -81,7 +88,7 @@ def clusters(instance: DeployedInstance, states: Sequence[str] = CLUSTERS_LIVE) 
 
 
 def executions(instance: DeployedInstance) -> list[str]:
-    """Returns the ARNs of running executions of state machines."""
+    """Returns the ARNs of the running executions of the instance's state machines."""
     resources = (instance.resources.compaction, instance.resources.maintenance)
     machines = [one.state_machine for one in resources if one is not None and one.state_machine is not None]
     return [
@@ -94,7 +101,7 @@ def executions(instance: DeployedInstance) -> list[str]:
 
 
 def job_runs(instance: DeployedInstance) -> list[Any]:
-    """Returns EMR's list of unfinished job runs of the EMR Serverless application."""
+    """Returns the unfinished job runs of the EMR Serverless application, as EMR lists them."""
     if (found := application(instance)) is None:
         return []
     return instance.aws.all(
@@ -103,7 +110,7 @@ def job_runs(instance: DeployedInstance) -> list[Any]:
 
 
 def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
-    """Returns the time after which no call of a function can run; 0 for a function that does not exist."""
+    """Returns the longest time in seconds that a call of a lambda can run; 0 if there is no such lambda."""
     if not function:
         return 0.0
     found = instance.aws.look("lambda", "get_function_configuration", FunctionName=function)
@@ -112,9 +119,10 @@ def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
 
 @dataclass(frozen=True)
 class DrainCommits:
-    """The step that waits for commits which lambdas have begun; unfinished ones stay in their queue.
+    """The step that waits for the commits that lambdas have begun. Unfinished requests stay in their queue.
 
-    No lambda works longer than its timeout. A message that is hidden longer waits for a retry.
+    It waits no longer than the lambda's timeout: a request that stays hidden after that only waits for a
+    retry.
     """
 
     instance: DeployedInstance
@@ -133,9 +141,10 @@ class DrainCommits:
 
 @dataclass(frozen=True)
 class DrainScheduled:
-    """The step that waits for scheduled lambdas. AWS does not list them, but none runs beyond its timeout.
+    """The step that waits for scheduled lambdas.
 
-    `quiet_seconds` is the time since the schedules were switched off.
+    AWS does not list running calls, so it waits for their timeout. `quiet_seconds` is the time since the
+    schedules were switched off.
     """
 
     instance: DeployedInstance
@@ -153,7 +162,7 @@ class DrainScheduled:
                 yield Left(f"{name} may still run, for {most - quiet:.0f} s at most")
 
     def _functions(self) -> Iterator[str]:
-        """Yields the scheduled lambdas, without those of state machines, which end with their executions."""
+        """Yields the scheduled lambdas that no state machine calls. The others end with their executions."""
         resources = self.instance.resources
         if resources.garbage is not None:
             yield resources.garbage.function
@@ -163,7 +172,10 @@ class DrainScheduled:
 
 @dataclass(frozen=True)
 class DrainRuns:
-    """The step that waits for runs; after the deadline it cancels them, and then their state machines."""
+    """The step that waits for runs.
+
+    After `drain_seconds` it cancels them, and later stops their state machines.
+    """
 
     instance: DeployedInstance
     drain_seconds: float
@@ -174,7 +186,11 @@ class DrainRuns:
         return self.drain_seconds + REPORT_SECONDS + STEP_SECONDS_MAX
 
     def left(self, waited: float) -> Iterator[Left]:
-        """Yields unfinished runs. A cancelled run is reported, which releases its jobs, and then stopped."""
+        """Yields the unfinished runs.
+
+        A cancelled run has some time to report its end, which releases its jobs. Then its state machine is
+        stopped.
+        """
         late, too_late = waited >= self.drain_seconds, waited >= self.drain_seconds + REPORT_SECONDS
         yield from self._job_runs(late)
         yield from self._steps(late)
@@ -188,7 +204,10 @@ class DrainRuns:
             yield Left(f"job run {run['id']} is {run['state'].lower()}", None if cancelled else act)
 
     def _steps(self, cancel: bool) -> Iterator[Left]:
-        """Yields unfinished steps; cancelling one ends its cluster, which runs nothing else."""
+        """Yields the unfinished steps on EMR clusters.
+
+        With `cancel`, the action for a step is to end its cluster.
+        """
         aws, states = self.instance.aws, list(STEPS_LIVE)
         for cluster in (one["Id"] for one in clusters(self.instance)):
             end = partial(aws.ask, "emr", "terminate_job_flows", JobFlowIds=[cluster]) if cancel else None
@@ -206,9 +225,9 @@ class DrainRuns:
 
 @dataclass(frozen=True)
 class StopSpark:
-    """The step that stops the EMR Serverless application and terminates EMR clusters.
+    """The step that stops the EMR Serverless application and terminates the EMR clusters.
 
-    With `to_the_end`, it waits until the clusters have ended.
+    With `to_the_end`, it also waits until the clusters have ended.
     """
 
     instance: DeployedInstance
@@ -233,27 +252,27 @@ class StopSpark:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The messages of a queue that no committer works on."""
+    """The messages of one queue that no committer has received."""
 
     url: str
     messages: int
     """The approximate number of messages."""
 
     oldest_seconds: float | None
-    """The age of the oldest; None without a value in CloudWatch."""
+    """The age in seconds of the oldest message; None if CloudWatch does not report it."""
 
     retention_seconds: float
 
     @property
     def lost_at(self) -> datetime | None:
-        """The time at which SQS deletes the oldest message; None if none waits or it is unknown."""
+        """The time at which SQS deletes the oldest message; None if there is none or its age is not known."""
         if self.oldest_seconds is None or not self.messages:
             return None
         return datetime.now(UTC) + timedelta(seconds=self.retention_seconds - self.oldest_seconds)
 
     @property
     def loss_is_near(self) -> bool:
-        """True when the alarm for this queue rings."""
+        """True if the oldest message is so old that the alarm for this queue goes off."""
         return (self.oldest_seconds or 0.0) >= self.retention_seconds * LOSS_NEAR_SHARE and self.messages > 0
 
     def __str__(self) -> str:
@@ -268,7 +287,7 @@ class Waiting:
 
 
 def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> tuple[Waiting, ...]:
-    """Returns the waiting messages of these queues, by default of all commit queues, in order."""
+    """Returns the waiting messages of each of these queues, in order; by default of all commit queues."""
     urls = queues(instance) if urls is None else urls
     ages = _ages(instance, urls)
     found = []
@@ -280,7 +299,7 @@ def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> 
 
 
 def offer(waiting_queues: tuple[Waiting, ...], instance_id: str) -> str | None:
-    """Returns the advice for messages that are about to be lost, or None."""
+    """Returns an advice to resume the instance before SQS deletes messages; None if none is near deletion."""
     near = [one.lost_at for one in waiting_queues if one.loss_is_near and one.lost_at is not None]
     if not near:
         return None
@@ -291,7 +310,10 @@ def offer(waiting_queues: tuple[Waiting, ...], instance_id: str) -> str | None:
 
 
 def _ages(instance: DeployedInstance, urls: tuple[str, ...]) -> dict[str, float]:
-    """Returns the ages in seconds of the queues' oldest messages, as far as CloudWatch has them."""
+    """Returns the ages in seconds of the oldest messages, by the URLs of their queues.
+
+    Queues without a value in CloudWatch are left out.
+    """
     if not urls:
         return {}
     metrics = {

@@ -1,7 +1,7 @@
-"""Runs of Spark on EMR: submitting each once, polling and cancelling.
+"""Runs of Spark on EMR: submitting each run once, reading its state, and cancelling it.
 
-EMR on EC2 has no tokens for idempotent requests. So the submitter looks for a run by its name before and
-after it submits: of two concurrent runs the earlier one stays, and the submitter of the other ends it.
+EMR on EC2 has no tokens for idempotent requests. So the submitter looks for a run of the same name before and
+after it submits. Of two concurrent runs the earlier one stays, and the submitter of the other ends it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMON = {
 USABLE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
 ENDED = ("TERMINATING", "TERMINATED", "TERMINATED_WITH_ERRORS")
 FOUND_WITHIN = timedelta(hours=6)
-"""The age up to which an ended cluster may belong to a run that is submitted again."""
+"""The age up to which the submitter looks among ended clusters for one that already had the run."""
 
 TRIES_MAX = 3
 _SHUTTING_DOWN = frozenset({"InvalidRequestException", "ValidationException"})
@@ -56,7 +56,7 @@ _REFUSED_AS_ENDED = frozenset({"ValidationException"})
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run to submit; `list` is the URL of its work, which has so many `jobs`."""
+    """A run to submit. `list` is the URL of its list of work, and `jobs` the number of jobs in the list."""
 
     run_id: str
     kind: str
@@ -72,18 +72,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The state of a run, with AWS's reason."""
+    """The state of a run, and the reason that AWS gives for it."""
 
     state: RunState
     reason: str | None = None
 
 
 def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
-    """Starts a run on the environment's engine, unless it was started already.
+    """Starts a run on the environment's engine, unless it was started before.
 
-    Returns what `follow` and `cancel` need: {"engine", "run_id"} and, on EMR Serverless, {"application",
-    "id"};
-    on EC2, {"cluster", "id"} of the step.
+    Returns the identifiers of the run. `follow` and `cancel` take these identifiers. On EMR Serverless they
+    are {"engine", "run_id", "application", "id"}, where "id" is the job run. On EC2 they are {"engine",
+    "run_id", "cluster", "id"}, where "id" is the step.
     """
     submitted = {"engine": environment.engine, "run_id": run.run_id}
     if environment.engine == SERVERLESS:
@@ -93,7 +93,10 @@ def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
 
 
 def follow(event: Mapping[str, Any], aws: Aws) -> Followed:
-    """Returns the state of a run, given by `submit`'s result. Raises `InvalidInput` for a missing field."""
+    """Returns the state of a run.
+
+    `event` is the result of `submit`. Raises `InvalidInput` if a field is missing.
+    """
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
         return _follow_step(submitted["cluster"], submitted["id"], aws)
@@ -108,9 +111,10 @@ def follow(event: Mapping[str, Any], aws: Aws) -> Followed:
 
 
 def cancel(event: Mapping[str, Any], aws: Aws) -> None:
-    """Requests the end of a run, and ignores a run that has ended. `follow` shows when it has ended.
+    """Requests the end of a run, and ignores a run that has ended.
 
-    Takes the same value and raises the same errors as `follow`.
+    `follow` shows when the run has ended. `event` is the result of `submit`. Raises `InvalidInput` if a field
+    is missing.
     """
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
@@ -219,7 +223,7 @@ def step_arguments(environment: RunsEnvironment, run_list: str, jobs: int) -> li
 
 
 def executors_max(jobs: int, vcpu: int) -> int:
-    """Returns the largest number of executors: no more than there are jobs for."""
+    """Returns the largest number of executors. Together they have about one CPU for each job."""
     return max(1, min(EXECUTORS_MAX, -(-jobs // vcpu)))
 
 
@@ -239,7 +243,10 @@ def _options(settings: dict[str, str]) -> list[str]:
 
 
 def _submit_to_cluster(environment: RunsEnvironment, run: Run, aws: Aws) -> tuple[str, str]:
-    """Returns the ids of the run's cluster and step."""
+    """Submits a run to EMR on EC2, unless it was submitted before.
+
+    Returns the ids of its cluster and step.
+    """
     step = {
         "Name": run_name(environment, run),
         "ActionOnFailure": "TERMINATE_CLUSTER" if environment.engine == TRANSIENT else "CONTINUE",
@@ -272,10 +279,10 @@ def _step_status(cluster: str, step: str, aws: Aws) -> Any:
 
 
 def _cancel_on_cluster(engine: str, cluster: str, step: str, aws: Aws) -> None:
-    """Ends a run by ending its cluster: cancelling a step would leave its driver running in YARN.
+    """Ends a run by ending its cluster. Cancelling only the step would leave the driver running in YARN.
 
-    Other runs on the cluster end as well, and their work goes to the next runs. A step that is still waiting
-    has no driver, and is cancelled alone.
+    Other runs on the cluster end as well, and later runs take over their work. A step that has not started
+    has no driver, so it alone is cancelled.
     """
     if engine != TRANSIENT and _step_status(cluster, step, aws)["State"] == "PENDING":
         _cancel_step(cluster, step, aws)
@@ -315,7 +322,10 @@ def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -
 
 
 def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]], aws: Aws) -> str:
-    """Creates a cluster. If a concurrent submitter created one of the same name, returns the earlier one."""
+    """Creates a cluster and returns its id.
+
+    If another submitter created the same one before, returns that one's id.
+    """
     template = environment.cluster_template or {}
     instances = {
         **template.get("Instances", {}),
@@ -351,12 +361,12 @@ def _cancel_step(cluster: str, step: str, aws: Aws) -> None:
 
 
 def _clusters(name: str, aws: Aws) -> list[Any]:
-    """Returns the clusters that accept steps, the earliest first."""
+    """Returns the clusters of this name that accept steps, the earliest first."""
     return _named(name, aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(USABLE)))
 
 
 def _clusters_of_late(name: str, aws: Aws) -> list[Any]:
-    """Returns clusters as `_clusters` does, and also recently ended ones."""
+    """Returns the clusters of this name that accept steps, then those that ended recently."""
     since = datetime.now(UTC) - FOUND_WITHIN
     ended = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(ENDED), CreatedAfter=since)
     return _named(name, [*_clusters(name, aws), *ended])
@@ -375,7 +385,10 @@ def _first(clusters: list[Any]) -> str | None:
 
 
 def _age(clusters: Any) -> tuple[datetime, str]:
-    """Returns an order on which both submitters agree; a cluster without a time is just being created."""
+    """Returns a sort key of a cluster or step, by which all submitters agree on the earliest one.
+
+    A cluster without a time of creation is just being created, and comes last.
+    """
     made = clusters.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
     return made or _LATEST, str(clusters["Id"])
 
@@ -387,7 +400,7 @@ def _why(status: Any) -> str | None:
 
 
 def _cluster_trouble(cluster: str, aws: Aws) -> str | None:
-    """Returns why a cluster ended, unless it ended normally."""
+    """Returns the reason why a cluster ended, or None if it ended normally."""
     status = aws.call("emr", "describe_cluster", ClusterId=cluster)["Cluster"]["Status"]
     reason = status.get("StateChangeReason") or {}
     if status["State"] != "TERMINATED_WITH_ERRORS" and reason.get("Code") in _ORDINARY_ENDS:

@@ -35,7 +35,7 @@ class DeployedInstance:
 
     @property
     def desired(self) -> DesiredState:
-        """The current desired state; running without the stack `pause`."""
+        """The current desired state. It is "running" if the instance has no stack `pause`."""
         name = resources.state_parameter(self.id)
         value = self.aws.parameter(name)
         if value is None:
@@ -48,7 +48,7 @@ class DeployedInstance:
 
     @property
     def desired_seconds(self) -> float:
-        """Returns the age of the desired state in seconds; infinite if it was never written."""
+        """The age of the desired state in seconds; infinite if the state was never written."""
         found = self.aws.look("ssm", "get_parameter", Name=resources.state_parameter(self.id))
         since = found and found["Parameter"].get("LastModifiedDate")
         return (datetime.now(UTC) - since).total_seconds() if since else math.inf
@@ -62,7 +62,11 @@ class DeployedInstance:
 
 
 def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
-    """Yields the instance's stacks, by their tag: names of other instances can begin the same."""
+    """Yields CloudFormation's descriptions of the instance's stacks.
+
+    A stack needs the name and the tag of the instance, because another instance's name can begin with the
+    same text.
+    """
     for stack in aws.all("cloudformation", "describe_stacks", "Stacks"):
         tags = {tag["Key"]: tag["Value"] for tag in stack.get("Tags", ())}
         named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
@@ -91,14 +95,14 @@ def how_to_delete(stack: str, region: str) -> str:
 
 
 def is_changing(status: str) -> bool:
-    """Returns whether a stack is being changed; REVIEW_IN_PROGRESS is no change."""
+    """Returns whether a stack with this status is being changed; REVIEW_IN_PROGRESS does not count."""
     return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
 
 
 def find(instance_id: str, session: Any) -> DeployedInstance:
-    """Returns the instance in the account and region of a boto3 session.
+    """Returns the instance with this id in the account and region of a boto3 session.
 
-    Raises `NotAnInstance`, which names the existing ones, and `InstanceError` if AWS cannot be called.
+    Raises `NotAnInstance`, which lists the existing ids, and `InstanceError` if AWS cannot be called.
     """
     if not ID.fullmatch(instance_id):
         raise InvalidInput(
@@ -155,7 +159,10 @@ def _parsed(instance_id: str, parameters: dict[str, str]) -> Resources:
 
 
 def _others(aws: Aws) -> list[str]:
-    """Returns the ids of the instances in account and region; none without the right to list them."""
+    """Returns the ids of all instances in the account and region.
+
+    Returns an empty list without the right to list them, and shortens a long list.
+    """
     filters = [{"Key": "Name", "Option": "BeginsWith", "Values": [f"{resources.PREFIX}/"]}]
     try:
         found = aws.all("ssm", "describe_parameters", "Parameters", ParameterFilters=filters)
@@ -170,7 +177,10 @@ def _others(aws: Aws) -> list[str]:
 
 @dataclass(frozen=True)
 class Access:
-    """The forwarding of the database to the same port of this machine, since tokens contain the port."""
+    """A command that forwards the database to the same port of this machine.
+
+    The port must be the same, because IAM tokens contain the port.
+    """
 
     instance: str
     host: str
@@ -181,11 +191,14 @@ class Access:
 
     port: int
     command: str
-    """A shell command, which forwards until it is ended."""
+    """A shell command, which forwards connections until it is ended."""
 
 
 def access(instance: DeployedInstance, profile: str | None = None) -> Access:
-    """Returns how to forward the database. Raises `InstanceError` without an awake host for access."""
+    """Returns the command that forwards the database to this machine.
+
+    Raises `InstanceError` if the instance has no host for access, or if the host is stopped.
+    """
     described, database = instance.resources.access, instance.resources.database
     if described is None or database is None:
         raise InstanceError(
@@ -207,9 +220,10 @@ Role = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
 def environment(
     instance: DeployedInstance, role: Role = "dormouse_owner", *, forwarded: bool = False
 ) -> dict[str, str]:
-    """Returns environment variables for a process that may log in as this role of the database.
+    """Returns the environment variables of a process that logs in to the instance's database as `role`.
 
-    With `forwarded`, the database is reached on this machine, but certificates and tokens keep its name.
+    With `forwarded`, the process connects to this machine, where a command forwards the database.
+    Certificates and tokens still need the database's own name.
     """
     found = instance.resources
     if found.database is None or found.storage is None:

@@ -1,8 +1,8 @@
-"""The keeper of the desired state: the work of the pause lambda, each hour and when AWS starts the database.
+"""The keeper of the desired state: the pause lambda, which runs each hour and when AWS starts the database.
 
-It repeats those steps of a pause or a resume that switch schedules, mappings and the database, and so
-completes an interrupted command. It cancels nothing: it waits for running work, which ends by itself. Stacks
-that sleep by a parameter are switched by their own lambdas.
+It repeats the steps of a pause or a resume that switch schedules, mappings and the database. So it completes
+an interrupted command. It cancels nothing: it waits for running work, which ends by itself. Stacks that sleep
+by a parameter are switched by their own lambdas.
 """
 
 from __future__ import annotations
@@ -34,15 +34,20 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
 
 ROLLED_BACK_SECONDS = 3_600.0
-"""How long the keeper waits after a failed update of a stack: the resources of each attempt cost money."""
+"""The time that the keeper waits after a failed update of a stack. The resources of each attempt cost
+money."""
 
 ASKED_SECONDS_MAX = 15.0
-"""How long the keeper waits for the lambda of a stack; the next run of the keeper sees its result."""
+"""The time that the keeper waits for the lambda of a stack. The keeper's next run sees the lambda's
+result."""
 
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS_MAX = 86_400.0
-"""How long work can keep the database of a paused instance awake: as long as a pause can wait for it."""
+"""The longest time for which running work keeps the database of a paused instance awake.
+
+It is as long as a pause can wait for running work.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Kept:
     desired: DesiredState
 
     status: str | None
-    """The status of the cluster; None if there is none."""
+    """The status of the cluster; None if there is no cluster, or if the keeper left the instance alone."""
 
     left: tuple[str, ...] = ()
     """The parts that are not yet in the desired state."""
 
     ended: bool = True
-    """True when nothing is left to do; else the keeper must be called again in some minutes."""
+    """True if nothing is left to do. Otherwise the keeper must be called again in some minutes."""
 
     @property
     def runs_while_paused(self) -> bool:
@@ -67,9 +72,10 @@ class Kept:
 
 
 def keep(instance: DeployedInstance) -> Kept:
-    """Checks the instance once, and requests the changes that are due. Calls may be concurrent.
+    """Compares the instance with its desired state once, and requests the changes that are due.
 
-    Raises `InstanceError` when AWS refuses, and for faults that need a person.
+    Calls may be concurrent. Raises `InstanceError` when AWS refuses, and for faults that only a person can
+    correct.
     """
     aws, cluster = instance.aws, instance.cluster
     desired = instance.desired
@@ -82,7 +88,7 @@ def keep(instance: DeployedInstance) -> Kept:
 
 
 def _is_let_go(instance: DeployedInstance) -> bool:
-    """Returns whether the keeper's own rule is off, as while the instance is being destroyed."""
+    """Returns whether the keeper's own schedule is off. It is off while the instance is being destroyed."""
     resources = instance.resources.pause
     return resources is None or rule_state(instance, rule_name(resources.rule)) != "ENABLED"
 
@@ -112,7 +118,10 @@ def _awake(instance: DeployedInstance) -> list[Step]:
 
 
 def _take(steps: Iterable[Step], waited: float) -> Iterator[str]:
-    """Runs steps in order until one does not end at once; yields what is left to do in that step."""
+    """Runs steps in order, up to the first step that does not end at once.
+
+    Yields what that step has left to do.
+    """
     for step in steps:
         for left in step.left(waited):
             logger.info("%s: %s", step.name, left.what)
@@ -125,7 +134,7 @@ def _take(steps: Iterable[Step], waited: float) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class WorkEnds:
-    """The step that waits for runs, whose state machines end by themselves, and for a deploy."""
+    """The step that waits for running state machines, and for a deploy that migrates the database."""
 
     instance: DeployedInstance
     name = "let runs and deploys end"
@@ -141,7 +150,7 @@ class WorkEnds:
 
 @dataclass(frozen=True)
 class AskSleepers:
-    """The step that calls the lambdas of sleeping stacks, because only these may update the stacks."""
+    """The step that calls the lambdas of sleeping stacks. Only these lambdas may update the stacks."""
 
     instance: DeployedInstance
     runs: bool
@@ -163,7 +172,7 @@ class AskSleepers:
                 yield Left(f"{what} is {state}: {verb} {self.instance.id} again")
 
     def _ask(self, resources: SleepingResources, function: str) -> None:
-        """Calls a lambda, and only logs a failure, since no other step waits for it."""
+        """Calls the lambda of a stack. A failure is only logged, since no other step waits for the stack."""
         if self._has_just_failed(resources):
             return
         try:

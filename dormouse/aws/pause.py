@@ -1,4 +1,4 @@
-"""Pausing and resuming a deployed instance: query service, schedules, queues, runs, EMR and database."""
+"""The commands that pause and resume a deployed instance: its services, schedules, queues and database."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def pause(
 ) -> Report:
     """Pauses an instance. Returns when AWS is stopping the database, or with `wait` when it has stopped.
 
-    Skips what is done already, so it can be interrupted and run again. Waits `drain_seconds` for running
-    commits and runs (None: as deployed), and then cancels them. Calls `tell` with what it waits for, and
-    `ended` after each step. Changes nothing while a stack is being changed. Raises `InstanceError` when it
-    cannot continue or a person resumes the instance. Raises failures of the query service and the host for
-    access at the end, when all other parts sleep.
+    Skips what is done already, so an interrupted call can be repeated. Waits `drain_seconds` for running
+    commits and runs, by default as long as the deployed settings say, and then cancels the runs. Calls `tell`
+    with what it waits for, and `ended` after each step.
+
+    Changes nothing while a stack is being changed. Raises `InstanceError` when it cannot continue, or when a
+    person resumes the instance. Failures of the query service and the host for access are raised at the end,
+    when all other parts sleep.
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance, "pause")
@@ -97,9 +99,10 @@ def pause(
 
 
 def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
-    """Raises `InstanceError` while a stack is changed: a deploy uses the desired state of its start.
+    """Raises `InstanceError` while a stack is being changed.
 
-    Ignores stacks that sleep by a parameter: the steps that switch them wait for them.
+    A deploy uses the desired state that it found at its start. Stacks that sleep by a parameter are not
+    checked, because the steps that switch them wait for them.
     """
     sleeping = {one.stack for one in sleepers(instance).values()}
     for stack in stacks_of(instance.aws, instance.id):
@@ -112,7 +115,10 @@ def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
 
 
 def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: str) -> StepReport:
-    """Checks that all steps still hold. Raises `InstanceError` if something was undone meanwhile."""
+    """Checks that no step has anything left to do.
+
+    Raises `InstanceError` if something was undone meanwhile.
+    """
     if undone := [one.what for step in steps for one in step.left(0.0)]:
         raise InstanceError(
             f"{instance.id} is not {goal}: {'; '.join(undone)}; something has changed it back: {verb} it "
@@ -135,9 +141,9 @@ def resume(
 ) -> Report:
     """Resumes an instance. Returns when the database, queues, schedules and the query service are on.
 
-    A database that AWS is still stopping cannot be started: with `wait` this waits for it, else it raises
-    `InstanceError` and changes nothing. It also changes nothing while a stack is being changed. It can be
-    interrupted and run again.
+    AWS cannot start a database that is still stopping. With `wait`, the call waits for its stop; otherwise it
+    raises `InstanceError` and changes nothing. It also changes nothing while a stack is being changed. An
+    interrupted call can be repeated.
     """
     if usable_status(instance) == STOPPING and not wait:
         raise InstanceError(

@@ -1,11 +1,12 @@
-"""Renewal of the messages and dead letters of a paused instance, which SQS deletes after at most 14 days.
+"""The renewal of the messages and dead letters of a paused instance, which SQS deletes after at most 14 days.
 
-A message that is sent again and then deleted has a new age. Its commit id makes it apply once, even if both
-copies exist for a moment. So a resume has nothing to bring back.
+Renewal sends a message again and then deletes the old copy, so that the message's age begins at zero. Its
+commit id makes the message apply once, even if both copies exist for a moment. So a resume has nothing to
+bring back.
 
-A pass receives every message of a queue, and SQS counts each receipt. A message that was received twice is
-sent again at any age, so no count exceeds two. From three on, CloudWatch would ignore the message's age; at a
-larger count, SQS would make it a dead letter.
+A pass of renewal receives every message of a queue, and SQS counts each receipt. A message that was received
+twice is sent again at any age, so no count exceeds two. From three on, CloudWatch would ignore the message's
+age. At a larger count, SQS would make it a dead letter.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from dormouse.state.commits.queue import Message
 from dormouse.state.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_MAX, SqsQueue
 
 HIDDEN_SECONDS = 120.0
-"""How long messages that are too young stay hidden."""
+"""The time for which a received message that is too young for renewal stays hidden."""
 
 DEAD_HIDDEN_SECONDS = 300
-"""How long a dead letter stays hidden while it is examined."""
+"""The time for which a received dead letter stays hidden."""
 
 WAIT_SECONDS = 1
-"""The wait for messages: without one, SQS may report an empty queue that has messages."""
+"""The time that SQS waits for messages. Without waiting, SQS may answer that a queue with messages is
+empty."""
 
 WORK_SECONDS_MAX = 45.0
 RECEIVES_MAX = 2
 
 RENEWED_TAG = "dormouse:renewed"
-"""The tag of a queue with the start of its last complete pass. It disappears with the queue."""
+"""The tag of a queue that records the start of the last complete pass. It disappears with the queue."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +61,10 @@ def renew(
     open_queue: Callable[[str], Renewed] = _opened,
     now: Callable[[], float] = time.time,
 ) -> bool:
-    """Sends messages again that have waited for half of their time. Returns False if some are left.
+    """Sends messages again that have spent half of their retention.
 
-    Works once in a quarter of that time, and only while all mappings are off: else the lambda applies them.
+    Returns False if some are left for lack of time. Makes a pass once in a quarter of the retention. Does
+    nothing while a mapping is on, since the lambda then applies the messages.
     """
     if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
         return True
@@ -89,7 +92,11 @@ def renew(
 
 
 def _is_due(instance: DeployedInstance, state: Waiting, now: float) -> bool:
-    """Returns whether a queue needs a pass: the last one is long ago, or CloudWatch shows an old message."""
+    """Returns whether a queue needs a pass.
+
+    It does if the last pass was a quarter of the retention ago, or if CloudWatch shows a message near its
+    deletion.
+    """
     found = instance.aws.look("sqs", "list_queue_tags", QueueUrl=state.url) or {}
     passed = float("inf")
     with suppress(KeyError, ValueError):
@@ -112,10 +119,12 @@ def _renew(queue: Renewed, seconds: float, ends: float, now: Callable[[], float]
 def keep_on(
     instance: DeployedInstance, queue: str, dead: str, seconds: float, ends: float, now: Callable[[], float]
 ) -> bool:
-    """Sends old dead letters to their own queue again, which renews their age.
+    """Sends old dead letters to their dead-letter queue again, which renews their age.
 
-    Returns False if the time `ends` comes before all were seen. Leaves a dead letter of another queue to SQS,
-    because a renewed one could not be distinguished from the queue's own.
+    Renews each letter in the queue `dead` that is older than `seconds`.
+
+    Returns False if the time `ends` comes before all were seen. A dead letter of a queue other than `queue`
+    is left to SQS: once renewed, it would look like one of `queue`.
     """
     for message in received(instance, dead, sys.maxsize):
         if now() >= ends:
@@ -153,7 +162,10 @@ def sent_at(message: Any) -> datetime:
 
 
 def foreign(queue: str, message: Any) -> str:
-    """Returns why a dead letter is not the queue's own: any queue of the account can send some here."""
+    """Returns the reason why a dead letter is not one of `queue`; an empty text if it is.
+
+    Any queue of the account can send its dead letters to the same dead-letter queue.
+    """
     source = str(message["Attributes"].get("DeadLetterQueueSourceArn", ""))
     is_own = not source or source.rpartition(":")[2] == queue.rpartition("/")[2]
     return "" if is_own else f"it is a dead letter of another queue, {source}"

@@ -1,12 +1,14 @@
-"""Restoring a deployed instance to a moment: a snapshot of its database then, and its objects.
+"""The restore of a deployed instance to a moment: a snapshot of its database of that moment, and its objects.
 
 The next deploy creates the cluster from the snapshot and adopts the object store. Each step checks what is
 left to do, so another run for the same moment finishes an interrupted one.
 
-The data bucket keeps deleted objects as earlier versions while the database's backups reach them. Deleting
-the marker of a deletion undoes it. Newer objects stay, and nothing refers to them. Only data is restored:
-objects of tables, payloads, jobs, row files and commits. Records of current activity, such as announcements
-of deletions, would be wrong at another time.
+The data bucket keeps each deleted object as an earlier version, for as long as the backups of the database
+reach back. Deleting the marker of a deletion undoes the deletion. Objects newer than the moment stay, and
+nothing refers to them.
+
+Only data is restored: objects of tables, payloads, jobs, row files and commits. Records of current activity,
+such as announcements of deletions, would be wrong at another time.
 """
 
 from __future__ import annotations
@@ -44,14 +46,15 @@ CLOCK_SLACK = timedelta(minutes=1)
 EXAMPLES_MAX = 3
 
 Commits = Literal["keep", "purge"]
-"""The fate of waiting commit requests. Those for lost tables are rejected in any case."""
+"""The choice for waiting commit requests: keep or delete them. Those for lost tables are rejected in any
+case."""
 
 _PURGING = frozenset({"AWS.SimpleQueueService.PurgeQueueInProgress", "PurgeQueueInProgress"})
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredObjects:
-    """The number of objects that were restored, or with `dry_run` would be, and the first names."""
+    """The number of objects that were restored, and some of their names; with `dry_run`, those to restore."""
 
     since: datetime
     count: int
@@ -67,12 +70,13 @@ def restore_objects(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> RestoredObjects:
-    """Undoes deletions since a time, and those of the minute before it, because clocks differ.
+    """Undoes all deletions of objects since a time. Includes the minute before it, because clocks differ.
 
-    `objects` is the URL of a copy of the instance's objects to use instead of its own. It can be run again,
-    and skips what is restored. `progress` is called with (objects so far, None). Raises `InvalidInput` for a
-    time in the future or without a zone, or a URL that is not S3, and `ObjectStoreError` when S3 keeps some
-    objects deleted.
+    `objects` is the URL of a copy of the instance's objects, to use instead of its own. A repeated call skips
+    what is restored. `progress` is called with (objects so far, None).
+
+    Raises `InvalidInput` for a time in the future or without a zone, or for a URL that is not in S3. Raises
+    `ObjectStoreError` when S3 cannot restore some objects.
     """
     if since.tzinfo is None:
         raise InvalidInput(f"the time {since.isoformat()} needs a zone: {since.isoformat()}Z is in UTC")
@@ -103,7 +107,7 @@ def restore_objects(
 
 
 def _deletions(aws: Any, bucket: str, prefix: str, since: datetime) -> Iterator[list[Any]]:
-    """Yields the markers of current deletions, a list for each page."""
+    """Yields lists of the delete markers of objects that were deleted since a time and are still deleted."""
     position: dict[str, str] = {}
     while True:
         page = aws.call("s3", "list_object_versions", Bucket=bucket, Prefix=prefix, MaxKeys=BATCH, **position)
@@ -129,13 +133,17 @@ def _undo(aws: Any, bucket: str, markers: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestoredDeployment:
-    """The result of a restore, or of its dry run; `snapshot` goes into the setting `database.snapshot`."""
+    """The result of a restore or of its dry run.
+
+    `snapshot` is the value for the setting `database.snapshot`.
+    """
 
     instance: str
     moment: datetime
     snapshot: str
     engine_version: str | None
-    """The snapshot's engine version, below which AWS cannot restore it; None without a snapshot."""
+    """The engine version of the snapshot; AWS cannot restore it as an earlier one. None without a
+    snapshot."""
 
     objects: RestoredObjects
     commits: Commits
@@ -156,8 +164,9 @@ def restore_deployment(
 ) -> RestoredDeployment:
     """Creates a snapshot of the database as it was at `moment`, and restores the objects of that time.
 
-    The instance must be paused; its own database is not changed. `tell` and `ended` are as in `pause`. Raises
-    `InvalidInput` for a moment beyond the backups, and `InstanceError` if the instance runs or AWS refuses.
+    The instance must be paused, and its own database is not changed. Calls `tell` with what it waits for, and
+    `ended` after each step. Raises `InvalidInput` for a moment that the backups do not cover, and
+    `InstanceError` if the instance runs or AWS refuses.
     """
     cluster = usable(instance)
     if not dry_run and (instance.desired != "paused" or cluster["Status"] not in ASLEEP):
@@ -206,7 +215,10 @@ def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> 
 
 @dataclass(frozen=True)
 class RestoreCluster:
-    """The step that restores a cluster of the moment, without instances, unless its snapshot exists."""
+    """The step that restores the database of the moment as another cluster, without database instances.
+
+    It does nothing if the snapshot of that cluster exists.
+    """
 
     instance: DeployedInstance
     cluster: str
@@ -274,7 +286,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True)
 class DropCluster:
-    """The step that deletes the restored cluster, which the snapshot replaces."""
+    """The step that deletes the restored cluster, which is no longer needed once its snapshot exists."""
 
     instance: DeployedInstance
     cluster: str
@@ -297,7 +309,7 @@ class DropCluster:
 
 @dataclass(frozen=True)
 class PurgeQueues:
-    """The step that purges each commit queue once; SQS deletes the messages within a minute."""
+    """The step that purges each commit queue once. SQS then deletes the messages within a minute."""
 
     instance: DeployedInstance
     purged: set[str]

@@ -1,4 +1,4 @@
-"""The status of a deployed instance: running and sleeping parts, waiting messages, cost of an hour."""
+"""The status of a deployed instance: running and sleeping parts, waiting messages, and current costs."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class QueueState:
     in_flight: int
     delayed: int
     dead: int
-    """The number of its dead letters."""
+    """The number of dead letters of the queue."""
 
     oldest_seconds: float | None = None
     """The age of the oldest waiting message; None without a value in CloudWatch."""
 
     lost_at: datetime | None = None
-    """The time at which SQS deletes that message."""
+    """The time at which SQS deletes the oldest waiting message; None if it is not known."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The current state of an instance, in AWS's terms; `gone` for a part that no longer exists."""
+    """The current state of an instance, in the words of AWS; `gone` for a part that no longer exists."""
 
     instance: str
     account: str
@@ -86,13 +86,13 @@ class Status:
     """The URL for clients in the VPC."""
 
     access: str | None
-    """The state of the host for access, in the same words."""
+    """The state of the host for access: running, asleep, or the state of its stack; None without one."""
 
     left_behind: tuple[str, ...]
     """Database clusters that a restore has replaced, and which still cost money."""
 
     usd_hour: tuple[tuple[str, float | None], ...]
-    """The current cost of an hour in USD by part; None if it is unknown."""
+    """The current cost of each part in USD an hour; None for a part whose cost is not known."""
 
     emr_endpoint: str | None = None
     """The state of the interface endpoint for EMR on EC2, in the same words."""
@@ -102,7 +102,10 @@ class Status:
 
 
 def status(instance: DeployedInstance) -> Status:
-    """Returns the current status. Raises `InstanceError` if AWS cannot be called; an unknown cost is None."""
+    """Returns the current status. Costs that cannot be determined are None.
+
+    Raises `InstanceError` if AWS cannot be called.
+    """
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
     runs, query_service = _runs(instance), instance.resources.query
@@ -196,7 +199,7 @@ def _spark(instance: DeployedInstance) -> str | None:
 
 
 def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any]:
-    """Returns values for `cost.hourly` of all parts but the query service, without unknown ones."""
+    """Returns the known values that `cost.hourly` needs, except those of the query service."""
     measured = _measured(instance)
     filters = [{"Name": "db-cluster-id", "Values": [instance.cluster]}]
     members = (
@@ -223,7 +226,10 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
 
 
 def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]:
-    """Returns the number of running tasks of the query service; makes no call while it sleeps."""
+    """Returns the values of the query service that `cost.hourly` needs: the number of its running tasks.
+
+    Makes no call while the service sleeps.
+    """
     query_service = instance.resources.query
     if query_service is None:
         return {}
@@ -240,14 +246,14 @@ def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]
 
 
 def _hosts(instance: DeployedInstance) -> list[str]:
-    """Returns the types of EMR's current EC2 instances."""
+    """Returns the instance types of the EC2 instances that EMR clusters run now."""
     running = partial(instance.aws.all, "emr", "list_instances", "Instances", InstanceStates=["RUNNING"])
     clusters = drain.clusters(instance)
     return [one["InstanceType"] for cluster in clusters for one in running(ClusterId=cluster["Id"])]
 
 
 def _measured(instance: DeployedInstance) -> dict[str, float]:
-    """Returns the newest values in CloudWatch; none without the right to read them."""
+    """Returns the newest capacities and sizes in CloudWatch by name; empty without the right to read them."""
     storage, database = instance.resources.storage, instance.resources.database
     row_clusters = (database.row_clusters if database is not None else None) or ()
     clusters = {("acu", "database_bytes"): instance.cluster}

@@ -1,4 +1,4 @@
-"""The steps of a pause or resume: each checks what is left to do, requests it from AWS, and checks again.
+"""The steps of a pause or resume. Each checks what is left to do, requests it from AWS, and checks again.
 
 Between checks, a step keeps only its waiting time. So another run can finish an interrupted one.
 """
@@ -16,23 +16,23 @@ from dormouse.settings.resources import DesiredState
 
 POLL_SECONDS = 5.0
 STEP_SECONDS_MAX = 900.0
-"""How long AWS may take for a step without a limit of its own."""
+"""The time that AWS may take for a step that has no limit of its own."""
 
 DATABASE_SECONDS_MAX = 3_600.0
-"""How long a database may take to start, to stop, or to finish an upgrade before that."""
+"""The time that a database may take to start or stop, including an upgrade that must end before."""
 
 Outcome = Literal["done", "already", "would"]
 
 
 @dataclass(frozen=True)
 class Left:
-    """Something that a step has still to change."""
+    """A change that a step has not made yet."""
 
     what: str
-    """The description, such as `rule x is enabled`."""
+    """A description of what is left, such as `rule x is enabled`."""
 
     act: Callable[[], object] | None = None
-    """Requests the change from AWS; None if the step only waits."""
+    """A function that requests the change from AWS; None if the step only waits."""
 
 
 class Step(Protocol):
@@ -45,7 +45,7 @@ class Step(Protocol):
         """The time after which the step fails."""
 
     def left(self, waited: float) -> Iterable[Left]:
-        """Yields what is not done after `waited` seconds; nothing when the step is done."""
+        """Yields what is left to do after a wait of `waited` seconds; nothing when the step is done."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class StepReport:
 
     step: str
     outcome: Outcome
-    """The outcome: `already` if there was nothing to do, `would` in a dry run."""
+    """The outcome: `done`, `already` if there was nothing to do, or `would` in a dry run with something to
+    do."""
 
     what: tuple[str, ...] = ()
     """The changes that were due."""
@@ -73,12 +74,12 @@ SYSTEM_CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Run:
-    """A run of steps, one after another, as long as the desired state is `wanted`."""
+    """A run of steps, which continues only while the instance's desired state is `wanted`."""
 
     wanted: DesiredState
     desired: Callable[[], DesiredState]
     tell: Callable[[str], None] = field(default=lambda line: None)
-    """Called with what the run waits for, whenever that changes."""
+    """A function that is called with what the run waits for, whenever that changes."""
 
     clock: Clock = SYSTEM_CLOCK
 
@@ -141,14 +142,14 @@ class Run:
         return reports
 
     def check(self) -> None:
-        """Raises `InstanceError` if the desired state differs from this run's."""
+        """Raises `InstanceError` if a person has changed the desired state since the run began."""
         if (now := self.desired()) != self.wanted:
             verb = "resumed" if now == "running" else "paused"
             raise InstanceError(f"another user {verb} the instance meanwhile, so this command stopped")
 
 
 def would(step: Step) -> StepReport:
-    """Returns what a step would do now."""
+    """Returns a report of what a step would do now."""
     what = tuple(one.what for one in step.left(0.0))
     return StepReport(step.name, "would" if what else "already", what)
 

@@ -1,7 +1,7 @@
-"""Switches of a pause and a resume: the desired state, schedules, mappings of queues, and sleeping stacks.
+"""The switches of a pause and a resume: desired state, schedules, mappings of queues, and sleeping stacks.
 
-The query service and the host for access are stacks that sleep by a parameter. While it is "false",
-CloudFormation removes what costs by the hour, such as the load balancer, tasks and endpoints
+The query service and the host for access are stacks that sleep by a parameter. While the parameter is
+"false", CloudFormation removes what costs by the hour, such as the load balancer, tasks and endpoints
 (docs/decisions/0017).
 """
 
@@ -20,13 +20,15 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import RUNNING_PARAMETER, DesiredState, SleepingResources, state_parameter
 
 SETTLED = {"Enabled": True, "Disabled": False}
-"""The stable states of a mapping; in all others it is changing already."""
+"""The stable states of a mapping, and whether it is on in each. In all other states, a change is under
+way."""
 
 STACK_SECONDS_MAX = 5_400.0
-"""How long an update may take: answers of up to an hour must end first, and a load balancer takes minutes."""
+"""The time that an update of a stack may take. Answers of up to an hour must end first, and a load balancer
+takes minutes."""
 
 SWITCH_SECONDS_MAX = 70.0
-"""How long to wait for the lambda of a stack, which has a minute."""
+"""The time to wait for the lambda that switches a stack. The lambda itself has a minute."""
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
@@ -34,7 +36,7 @@ EMR_ENDPOINT = "the endpoint of EMR"
 
 
 def schedules(instance: DeployedInstance) -> tuple[str, ...]:
-    """Returns the names of the rules that start work, without that of the keeper."""
+    """Returns the names of the rules that start scheduled work, without the rule of the keeper."""
     resources = instance.resources
     found = [
         one.rules
@@ -45,12 +47,12 @@ def schedules(instance: DeployedInstance) -> tuple[str, ...]:
 
 
 def mappings(instance: DeployedInstance) -> tuple[str, ...]:
-    """Returns the UUIDs of the event source mappings."""
+    """Returns the UUIDs of the event source mappings of the commit queues."""
     return instance.resources.commit.mappings if instance.resources.commit else ()
 
 
 def rule_name(rule: str) -> str:
-    """Returns the name of a rule, from a name, an ARN, or a bus and a name."""
+    """Returns the name of a rule. `rule` is its name, its ARN, or the name of its bus and its name."""
     return rule.rpartition("/")[2].rpartition("|")[2]
 
 
@@ -66,7 +68,10 @@ def mapping_state(instance: DeployedInstance, uuid: str) -> str | None:
 
 @dataclass(frozen=True)
 class WriteDesiredState:
-    """The first step, which writes the desired state, so that the keeper helps and does not interfere."""
+    """The first step, which writes the desired state.
+
+    From then on, the keeper works towards the same state.
+    """
 
     instance: DeployedInstance
     wanted: DesiredState
@@ -142,7 +147,7 @@ class SwitchMappings:
 
 
 def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
-    """Returns CloudFormation's description of a stack, or None if it does not exist."""
+    """Returns CloudFormation's description of a stack, or None if there is no such stack."""
     try:
         found = aws.call("cloudformation", "describe_stacks", StackName=name)["Stacks"]
     except AwsRefused as refused:
@@ -154,7 +159,7 @@ def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
 
 
 def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> bool:
-    """Requests an update of a stack's parameter. Returns False if the stack is busy."""
+    """Requests an update of a stack's parameter `Running`. Returns False if another update is under way."""
     parameters = [
         {"ParameterKey": key, "UsePreviousValue": True}
         for key in _parameters(described)
@@ -179,12 +184,18 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
 
 
 def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX) -> bool:
-    """Updates as `update` does, through the stack's lambda, which alone needs the right to do so."""
+    """Requests an update of a stack's parameter `Running` through the stack's lambda.
+
+    Returns whether AWS accepted. So only the lambda needs the right to update the stack.
+    """
     return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
 
 
 def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
-    """Returns whether the parameter is "true", and the desired state was, too, at the last update."""
+    """Returns whether the stack's parameter is "true" and the desired state was not "paused".
+
+    CloudFormation reads the desired state at each update of the stack, so this is the state of that time.
+    """
     name = state_parameter(instance_id)
     states = {
         one.get("ResolvedValue")
@@ -195,7 +206,7 @@ def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
 
 
 def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
-    """Returns the existing stacks that can sleep, by their names."""
+    """Returns the resources of the deployed stacks that can sleep, by their names in messages."""
     resources = instance.resources
     found: dict[str, SleepingResources | None] = {
         "the query service": resources.query,
@@ -206,7 +217,10 @@ def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
 
 
 def sleeper_state(instance: DeployedInstance, resources: SleepingResources | None) -> str | None:
-    """Returns running, asleep, or CloudFormation's state in between; None without such a stack."""
+    """Returns "running", "asleep", "gone" for a deleted stack, or CloudFormation's state during a change.
+
+    Returns None for a part that is not deployed.
+    """
     if resources is None:
         return None
     found = stack(instance.aws, resources.stack)
@@ -222,8 +236,8 @@ def sleeper_state(instance: DeployedInstance, resources: SleepingResources | Non
 class SwitchStack:
     """The step that lets a stack run or sleep, and waits for it. A missing stack counts as asleep.
 
-    CloudFormation rolls a failed update back, which looks as if it had not been requested. So this step
-    recognises its update by the time at which it began.
+    CloudFormation rolls a failed update back. Then the stack looks as if no update had been requested. So
+    this step recognises its update by the time at which the update began.
     """
 
     instance: DeployedInstance
@@ -232,11 +246,13 @@ class SwitchStack:
     runs: bool
     seconds_max: float = STACK_SECONDS_MAX
     _asked_after: Any = field(default=None, init=False)
-    """The start of the update before the requested one; None before the first."""
+    """The start of the last update before the one that this step requested; None if there was no earlier
+    update."""
 
     _asked: bool = field(default=False, init=False)
     _followed: Any = field(default=None, init=False)
-    """The start of an update to the wanted state that was already under way."""
+    """The start of an update to the wanted state that was under way before this step requested one; else
+    None."""
 
     @property
     def name(self) -> str:
@@ -268,7 +284,7 @@ class SwitchStack:
         return [Left(f"it {'sleeps' if self.runs else 'runs'}", lambda: self._ask(found))]
 
     def _has_failed(self, began: Any) -> bool:
-        """Returns whether the requested or followed update has ended without the wanted state."""
+        """Returns whether the update that this step waits for has ended without the wanted state."""
         is_followed = self._followed is not None and began == self._followed
         return is_followed or (self._asked and began != self._asked_after)
 
@@ -299,7 +315,10 @@ class SwitchStack:
         return failed or "CloudFormation gave no reason"
 
     def _check_gone(self) -> None:
-        """Checks that all resources were deleted: CloudFormation ignores failures of deletions."""
+        """Checks that CloudFormation deleted all resources, since it ignores failed deletions.
+
+        Raises `InstanceError` for a resource that was not deleted.
+        """
         last: dict[str, Any] = {}
         for event in self._news():
             last.setdefault(event["LogicalResourceId"], event)

@@ -1,4 +1,4 @@
-"""The tables of a deployed instance, through its lambdas: the caller needs no route to the database."""
+"""Verbs on the tables of a deployed instance. Its lambdas run them, so the caller needs no database."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import DormouseError, InstanceError
 
 SECONDS_MAX = 910.0
-"""The time limit: a lambda may wait 900 seconds for other users of a table."""
+"""The time in seconds to wait for an answer. A lambda may wait 900 seconds for other users of a table."""
 
 
 def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool) -> Any:
-    """Returns the answer to an event of `dormouse.verbs.tables`; `changes` chooses the lambda for changes.
+    """Sends a request of `dormouse.verbs.tables` to the instance's lambda and returns the answer.
 
-    Raises the error that the instance raised; InstanceError while it is paused, or if no answer comes.
+    With `changes`, the lambda for changes gets the request, otherwise the one that only reads. Raises the
+    error that the lambda answered. Raises `InstanceError` while the instance is paused, or if no answer
+    comes.
     """
     resources = instance.resources.tables
     if resources is None:
@@ -44,7 +46,7 @@ def ask(instance: DeployedInstance, request: Mapping[str, Any], *, changes: bool
 
 
 def _error(kind: str, message: str) -> DormouseError:
-    """Returns the error of the lambda, or an `InstanceError` for an unknown class."""
+    """Returns the error that the lambda named, or an `InstanceError` if its class is not known here."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, DormouseError):
         return found.from_message(message)

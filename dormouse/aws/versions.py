@@ -1,4 +1,4 @@
-"""Versions of objects, by which S3 keeps deleted objects for a restore."""
+"""The versions of objects in S3, which keeps deleted objects as earlier versions for a restore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Version(NamedTuple):
-    """A version of an object; `byte_count` is None for the marker of a deletion."""
+    """One version of an object. `byte_count` is None for a delete marker."""
 
     key: str
     version_id: str
@@ -25,15 +25,21 @@ class Version(NamedTuple):
 
 
 class Versions:
-    """All versions of the objects of a bucket. Raises `InstanceError`, with the right that is missing."""
+    """All versions of the objects of a bucket.
+
+    Without a right, methods raise `InstanceError` that names the right.
+    """
 
     def __init__(self, bucket: str, options: Mapping[str, str]) -> None:
-        """Opens the versions of a bucket; `options` are those of `open_store`."""
+        """Connects to a bucket.
+
+        `options` are the options of `open_store`, such as an endpoint or credentials.
+        """
         self._bucket = bucket
         self._aws = Aws(_Session(options))
 
     def below(self, prefix: str) -> Iterator[Version]:
-        """Yields versions and markers of keys with a prefix, the latest of each key first."""
+        """Yields versions and delete markers of keys with a prefix, the latest of each key first."""
         for page in self._aws.pages("s3", "list_object_versions", Bucket=self._bucket, Prefix=prefix):
             for one in page.get("Versions", ()):
                 yield Version(one["Key"], one["VersionId"], one["Size"], one["IsLatest"])
@@ -67,7 +73,10 @@ class Versions:
                 )
 
     def replicas(self) -> list[str]:
-        """Returns the buckets of replicas, which keep their copies, or a note that they cannot be listed."""
+        """Returns descriptions of the buckets to which S3 replicates this one, because they keep copies.
+
+        If the replication cannot be read, returns a note about that.
+        """
         try:
             found = self._aws.call("s3", "get_bucket_replication", Bucket=self._bucket)
         except AwsRefused as refused:
@@ -82,7 +91,7 @@ class Versions:
 
 
 class _Session:
-    """A boto3 session with the credentials, region and endpoint of a store, where it has its own."""
+    """A boto3 session with the credentials, region and endpoint that the options of a store give."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The command line: one thin command for each method of the façade.
+"""The command line: one command for each method of the Python classes.
 
 Commands print text for people, or with `--json` one JSON document; failures are printed on stderr. Exit
 codes: 0 done, 1 failed, 2 bad usage, 130 interrupted, 143 ended by SIGTERM.

@@ -131,7 +131,8 @@ def restore_metadata(
 ) -> None:
     """Restore a lost database (the folder's postgres) from the daily backup in its object store.
 
-    'dormouse maintain' makes these backups. Later files become orphans; files collected since are missing.
+    'dormouse maintain' makes these backups. Files that were written after the backup become orphans. Files
+    that were collected after the backup are missing.
     """
     from dormouse.embedded.restoring import restore_metadata as restored
 
@@ -153,7 +154,7 @@ def adopt(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Make a copied or restored database the owner of its object store; the former owner is refused."""
+    """Make a copied or restored database the owner of its object store. The former owner cannot write."""
     with session.open() as instance:
         if instance.refusal is not None:
             ask(yes, "adopt", done="adopted", question=f"{instance.refusal}. Adopt this one?")

@@ -36,7 +36,13 @@ Profile = Annotated[str | None, "The AWS profile [AWS_PROFILE]."]
 InstanceId = Annotated[str, typer.Option("--instance", "-i", help="The id of a deployed instance.")]
 
 On = Literal["instance", "any", "deployed", "none"]
-"""The instance that a command needs: one that it opens, one that may be deployed, a deployed one, or none."""
+"""The kind of instance that a command works on.
+
+- "instance": an instance that the command opens.
+- "any": such an instance, or a deployed one.
+- "deployed": a deployed instance.
+- "none": no instance.
+"""
 _SHARED: dict[On, tuple[str, ...]] = {
     "instance": ("instance", "dsn", "objects"),
     "any": ("instance", "dsn", "objects", "region", "profile"),
@@ -47,7 +53,7 @@ _SHARED: dict[On, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Session:
-    """One run of a command: its fields are the options that commands share."""
+    """One run of a command. Its fields are the options that all commands share."""
 
     instance: Annotated[
         Path | None,
@@ -68,7 +74,10 @@ class Session:
     profile: Profile = None
 
     def open(self, *, read_only: bool = False, create: bool = False) -> Instance:
-        """Opens the instance that the options and settings name; creates a missing one only with `create`."""
+        """Opens the instance that the options or the settings name. With `create`, creates a missing one.
+
+        Raises `NotAnInstance` if there is none, and `InvalidInput` for options that contradict each other.
+        """
         from dormouse.settings.process import load_settings
 
         settings = load_settings()
@@ -96,7 +105,11 @@ class Session:
         return local(folder, read_only=read_only)
 
     def open_or_make(self, first: Callable[[], T]) -> tuple[Instance, T | None]:
-        """Opens the instance, or calls `first` and then creates it; returns it and the result of `first`."""
+        """Opens the instance, and returns it and None.
+
+        If there is no instance, calls `first`, creates the instance, and returns it and the result of
+        `first`.
+        """
         try:
             return self.open(), None
         except NotAnInstance:
@@ -105,12 +118,15 @@ class Session:
 
     @contextmanager
     def work(self, doing: str, unit: str, *, read_only: bool = False) -> Iterator[tuple[Instance, Progress]]:
-        """Opens the instance for long work; yields it and the function that moves the progress bar."""
+        """Opens the instance with a progress bar. Yields the instance and a function to move the bar."""
         with self.open(read_only=read_only) as instance, progress(doing, unit=unit) as moved:
             yield instance, moved
 
     def show(self, value: Any, text: str | Callable[[], Any]) -> None:
-        """Prints the value as JSON, or else `text`; a callable returns an object that rich renders."""
+        """Prints `value` as JSON with --json, or else `text`.
+
+        `text` can be a function that returns a text, or an object that rich renders.
+        """
         if self.as_json:
             sys.stdout.write(json.dumps(json_value(value)) + "\n")
             sys.stdout.flush()
@@ -130,7 +146,10 @@ class Session:
         empty: str = "",
         cell_characters_max: int = CELL_CHARACTERS_MAX,
     ) -> None:
-        """Prints the value as JSON, or else a table with lines `below`; `empty` if there are no rows."""
+        """Prints `value` as JSON with --json, or else a table of `rows`.
+
+        The lines `below` follow the table. If there are no rows, `empty` stands in place of the table.
+        """
 
         def shown() -> Any:
             from rich.console import Group
@@ -146,24 +165,27 @@ class Session:
         self.show(value, shown)
 
     def lines(self, value: Any, lines: Iterable[str], *, empty: str = "") -> None:
-        """Prints the value as JSON, or else the lines; `empty` if there are none."""
+        """Prints `value` as JSON with --json, or else the lines. Prints `empty` if there are no lines."""
         self.show(value, lambda: "\n".join(lines) or empty)
 
 
 def group(name: str | None = None, help: str | None = None) -> typer.Typer:
-    """Makes an empty group of commands; without a name its commands are the program's own."""
+    """Returns an empty group of commands. Commands of a group without a name follow `dormouse` directly."""
     return typer.Typer(name=name, help=help, no_args_is_help=name is not None, rich_markup_mode=None)
 
 
 def command(
     app: typer.Typer, *, example: str = "", on: On = "instance", more: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that makes a command of a function `(session, …)`, with the shared options.
+    """Returns a decorator that adds a function `(session, …)` to `app` as a command of the same name.
 
-    The command has the function's name. `example` is the text after that name, or a whole line; `more` ends
-    the help. Positional-only parameters are arguments, all others options; a text in an annotation is the
-    help.
-    A function without a docstring has the help of its request. `on` says which options name an instance.
+    The function's positional-only parameters become arguments, and all others become options. The text in an
+    annotation is the help of the option. The docstring is the help of the command, by default that of the
+    request among the parameters.
+
+    - `example`: the text after the command's name, or a whole command line, for the help.
+    - `on`: the kind of instance, which decides the shared options that name it.
+    - `more`: a text to append to the help.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
 PIPED_CELL_WIDTH = 1_000
-"""The widest cell without a terminal; a longer one is wrapped, as all cells of a column get its width."""
+"""The width at which cells are wrapped without a terminal, since the widest cell widens its column."""
 CELL_CHARACTERS_MAX = 60
 
 
@@ -45,12 +45,12 @@ def grid(
     title: str | None = None,
     cell_characters_max: int = CELL_CHARACTERS_MAX,
 ) -> RichTable:
-    """Returns a table with numbers aligned right and with separators."""
+    """Returns a table for the terminal. Numbers are aligned right and have thousands separators."""
     return _table(columns, [list(row) for row in rows], partial(_cell, most=cell_characters_max), title)
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> RichTable:
-    """Returns a table of query results: values as `--where` reads them, and empty cells for null."""
+    """Returns a table of query results. Cells have the form that `--where` reads, and are empty for null."""
     return _table(columns, [[row[column] for column in columns] for row in rows], _plain)
 
 
@@ -95,7 +95,10 @@ def byte_size(number: float) -> str:
 
 
 def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
-    """Returns a tree of lines, given as the parent's number or None, a text, and the contents or None."""
+    """Returns a tree to print, of lines given as (number of the parent line, text, contents).
+
+    The root has no parent (None). Lines without contents (None) are dim.
+    """
     from rich.markup import escape
     from rich.tree import Tree
 
@@ -146,7 +149,7 @@ def _cell(value: Any, most: int) -> str:
 
 
 def _plain(value: Any, most: int = CELL_CHARACTERS_MAX) -> str:
-    """Returns the text of a cell, escaped for rich and the terminal, and cut off on a terminal."""
+    """Returns the text of a cell, with control characters escaped, and cut off on a terminal."""
     from rich.markup import escape
 
     text = printable(shown_value(value))

@@ -263,13 +263,16 @@ def restore_table(
 
 
 def _check_said(verb: str, where: list[str] | None, all: bool) -> None:
-    """Raises `InvalidInput` unless conditions or --all select the rows."""
+    """Raises `InvalidInput` unless there are either conditions or --all."""
     if all == bool(where):
         raise InvalidInput(f"give --where to choose the rows to {verb}, or --all for all of them")
 
 
 def _rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
-    """Returns the condition of the rows to delete, and its description; without conditions, of all rows."""
+    """Returns the condition of the rows to delete, and a description of these rows for a question.
+
+    Without conditions, these are all rows.
+    """
     from dormouse.reading.where import ALL
 
     if not where:

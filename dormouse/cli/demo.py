@@ -46,7 +46,7 @@ def demo(
 
 
 class DemoScreen:
-    """The output of a demo, printed as its steps end; nothing if `quiet`."""
+    """The output of a demo, which is printed when a step ends. Prints nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.console import Console

@@ -96,7 +96,10 @@ def destroy(
 
 
 def _settings(session: Session, config: Path) -> DeploymentSettings:
-    """Returns the settings; prints each problem of the file on stderr, or with --json all as one document."""
+    """Returns the settings in a file. If it has problems, prints them and ends the command.
+
+    Prints one line for each problem on stderr, or with --json one document.
+    """
     from dormouse.settings.config_file import load
 
     try:

@@ -1,4 +1,4 @@
-"""Errors as one line on stderr, and the exit code of each; standard output that may be full or closed."""
+"""The printing of errors on stderr, exit codes, signals, and standard output that is full or closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from typing import Any
 from dormouse.errors import DormouseError, InvalidData, InvalidInput, missing
 
 _COMMANDS = {*range(32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0, 9, 10}
-"""Control characters except NUL, tab and line feed, and those that change the direction of text."""
+"""The characters to escape: control characters, and those that change the direction of text.
+
+NUL, tab and line feed are not escaped.
+"""
 _ESCAPED = {code: ascii(chr(code))[1:-1] for code in _COMMANDS}
 
 FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -34,7 +37,10 @@ class ReaderGone(Exception):
 
 
 class _Output(io.FileIO):
-    """A standard output whose first failure raises an error that names it; later writes are discarded."""
+    """Standard output, for which a failed write raises an error that names standard output.
+
+    Discards everything that is written after the failure.
+    """
 
     def write(self, data: Any, /) -> int:
         try:
@@ -49,7 +55,10 @@ class _Output(io.FileIO):
 
 
 def guard_streams() -> None:
-    """Makes errors name standard output, and keeps files from taking the descriptor of a closed stream."""
+    """Replaces standard output by `_Output`, and closed standard streams by the null device.
+
+    Otherwise the next opened file would get the descriptor of a closed stream.
+    """
     is_original = sys.stdout is sys.__stdout__
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -63,7 +72,7 @@ def guard_streams() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a command as Ctrl-C does, so that no server and no Java stays behind."""
+    """An error that SIGTERM raises. It ends a command like Ctrl-C, so that the command stops its servers."""
 
 
 # The signals received. The error that ends the command may differ: DuckDB turns KeyboardInterrupt into
@@ -75,7 +84,10 @@ _AGAIN_SECONDS = 0.1
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Returns the exit code of an error: bad usage if another command line would help, else failure."""
+    """Returns the exit code of an error: 2 if another command line would help, 1 for other failures.
+
+    Signals have their own codes. The code is 0 if the reader of the output has closed the pipe.
+    """
     if isinstance(error, KeyboardInterrupt):
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     if isinstance(error, ReaderGone):
@@ -85,9 +97,9 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
-    """Prints an error in one line, with `debug` after its traceback; returns the exit code.
+    """Prints an error in one line, and returns the exit code. With `debug`, prints the traceback first.
 
-    `as_json`: print JSON even if the command line of this process has no `--json`.
+    With `as_json`, prints JSON even if the command line of this process has no `--json`.
     """
     if isinstance(error, ReaderGone):
         return exit_code_of(error)
@@ -103,7 +115,7 @@ def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
 
 
 def complain(error: Any) -> int:
-    """Reports a command line that typer could not parse; returns the exit code."""
+    """Prints the error about a command line that typer could not parse, and returns the exit code."""
     if not error.format_message().strip():
         return int(error.exit_code)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -118,13 +130,13 @@ def complain(error: Any) -> int:
 
 @contextmanager
 def interrupts_once() -> Iterator[None]:
-    """Ensures that only the first Ctrl-C or SIGTERM interrupts: a second one must not break the cleanup.
+    """Runs a block that only the first Ctrl-C or SIGTERM interrupts, so that the cleanup is not interrupted.
 
-    An ignored SIGINT stays ignored: a shell's background job is not ended by the Ctrl-C for another job.
+    An ignored SIGINT stays ignored, so that Ctrl-C does not end background jobs of the shell.
 
-    A library can lose the exception that a signal raises within it (extensions clear unexpected errors), and
-    the command would continue. So the exception is raised again until it gets through, but not while Python
-    handles an exception, because that is the cleanup.
+    A signal raises an exception, but libraries can lose it (extensions clear unexpected errors), and the
+    command would continue. So the exception is raised again at intervals until it ends the block. It is not
+    raised while Python handles an exception, because that is the cleanup.
     """
     raised: dict[int, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -161,7 +173,7 @@ def interrupts_once() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-C (unless ignored) or SIGTERM sets; a second signal ends at once."""
+    """Yields an event that Ctrl-C (unless ignored) or SIGTERM sets. A second signal ends the process."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
@@ -199,7 +211,7 @@ def _fail(
     as_json: bool = False,
     data: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Prints a failure on stderr; with `--json` as a JSON document in the last line."""
+    """Prints a failure on stderr as one line, or with --json as a JSON document in one line."""
     if as_json or "--json" in sys.argv:
         said = {"error": kind, "message": " ".join(message.split()), "exit_code": code}
         document = {**data, **said}
@@ -214,11 +226,11 @@ def say(message: str) -> None:
 
 
 SAID_MAX = 100
-"""The most lines about single objects on stderr; --json has all."""
+"""The most lines that `say_some` prints. The output of --json has all objects."""
 
 
 def say_some(messages: Iterable[str], end: str) -> None:
-    """Prints the first `SAID_MAX` lines on stderr, then `end`; nothing if there are no lines."""
+    """Prints the first `SAID_MAX` messages on stderr, and then `end`. Prints nothing without messages."""
     said = list(islice(messages, SAID_MAX))
     for message in [*said, *[end] * bool(said)]:
         say(message)

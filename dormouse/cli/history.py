@@ -77,7 +77,7 @@ def epochs(
     to: ToOption = None,
     limit: LimitOption = None,
 ) -> None:
-    """List the epochs, the newest first: time, number of splits and merges, sealed rows and bytes."""
+    """List the epochs, the newest first: time, splits, merges, and rows and bytes of the ended leaves."""
     with session.open(read_only=True) as instance:
         table = instance.table(name)
         records = list(table.history.epochs(*_range(table, from_, to, limit or EPOCHS_SHOWN)))[::-1]
@@ -194,7 +194,7 @@ def _range(table: Table, from_: str | None, to: str | None, limit: int) -> tuple
 
 
 def _epoch(table: Table, text: str) -> int:
-    """Returns the epoch of a number, a time or the name of a cut."""
+    """Returns the number of the epoch at a moment, which is given as a time or as a cut's name."""
     moment = parse_moment(text)
     return table.history.cut(moment).epoch if isinstance(moment, str) else table.history.epoch_at(moment)
 
@@ -211,7 +211,7 @@ def _bounds(region: Region) -> dict[str, Any]:
 
 
 def _described(record: EpochRecord, lives: Mapping[str, Life]) -> dict[str, Any]:
-    """Returns an epoch with its partitions in JSON."""
+    """Returns an epoch and its partitions as a dict, for JSON."""
 
     def partitions(ids: Sequence[str]) -> list[dict[str, Any]]:
         return [

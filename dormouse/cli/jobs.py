@@ -40,7 +40,7 @@ def list_(
     owner: Annotated[str | None, "Only this owner's."] = None,
     limit: Annotated[int, "The most jobs to list.", bounds(1, 10_000)] = 30,
 ) -> None:
-    """List jobs and rounds: unfinished ones first, the newest first; then the last that ended."""
+    """List jobs and rounds: the unfinished ones, the newest first, and then the last that ended."""
     with session.open(read_only=True) as instance:
         listed = instance.jobs.list(kind, state, owner=owner, limit=limit)  # type: ignore[arg-type]
         kinds = instance.jobs.kinds()
@@ -49,7 +49,7 @@ def list_(
 
 
 def _listing() -> None:
-    """Makes `dormouse jobs` without a command list jobs, with the options of `list`."""
+    """Adds the options of `dormouse jobs list` to `dormouse jobs`, which lists jobs without a command."""
     [listing] = [each.callback for each in jobs.registered_commands]
     assert listing is not None  # noqa: S101  # it stands above
     options = list(inspect.signature(listing).parameters.values())
@@ -128,7 +128,7 @@ def worker(
         "Seconds without work after which the worker closes its connection and only polls at intervals.",
     ] = 300.0,
 ) -> None:
-    """Run jobs until Ctrl-C or SIGTERM, then finish running ones; after a second, other workers run them.
+    """Run jobs until Ctrl-C or SIGTERM, then finish running ones. A second signal leaves them to others.
 
     It runs queries, ingests, compactions and splits that were started as jobs, and the functions given.
     """

@@ -54,13 +54,16 @@ RowNumberOption = Annotated[bool, f"Add a column {ROW_NUMBER}, which is the key.
 
 TextOption = Annotated[TextOptions, TextFormat]
 _IN_FILES = {"separator": "delimiter", "null": "null_texts"}
-"""The names in `Files` of some options of `TextFormat`."""
+"""The names of some options of `TextFormat`, and their names in `Files`."""
 
 
 def given_files(
     paths: list[str], types: Many, how: TextOptions | None = None, *, with_types: bool = True
 ) -> Files:
-    """Returns the files with their options; without `with_types`, for existing tables, refuses types."""
+    """Returns the files to load, with the options of their format.
+
+    Without `with_types`, for an existing table, raises `InvalidInput` if a type of a column is given.
+    """
     from dormouse.sources.data_files import Files
 
     kinds, time_formats = parse_types(types or [])
@@ -81,7 +84,7 @@ AddColumns = Annotated[
 def _load(
     session: Session, request: LoadRequest, load: Callable[..., IngestReport], data: Any, **more: Any
 ) -> None:
-    """Loads the rows with a progress bar and prints the result; `more` are options of `load`."""
+    """Loads rows by `load`, shows a progress bar, and prints the result. `more` has options of `load`."""
     with progress(f"{load.__name__} into {request.table}", unit="rows") as moved:
         report = load(data, **options(request, "table") | more, progress=moved)
     done = (
@@ -158,7 +161,10 @@ def upsert(
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
-    """Returns types and time formats from `column=type` or `column=type:format`; a name may have an =."""
+    """Returns the types and the time formats of columns, from texts `column=type` or `column=type:format`.
+
+    A column's name may contain an =.
+    """
     types: dict[str, DataType] = {}
     formats: dict[str, str] = {}
     for text in texts:
@@ -179,7 +185,10 @@ def _names(texts: Many) -> list[str]:
 def _agreed(
     session: Session, table: str, files: Files, keys: tuple[list[str], list[str]], *, ask: bool
 ) -> Inferred:
-    """Returns the inferred columns of a new table; prints them, and asks for consent on a terminal."""
+    """Returns the inferred columns of a new table, after printing them.
+
+    With `ask`, asks for consent on a terminal. Raises `InvalidInput` if the user refuses.
+    """
     from dormouse.sources.infer import infer
 
     found = infer(files, *keys)
@@ -201,7 +210,11 @@ def _made(
     *,
     add_columns: bool = False,
 ) -> Iterator[Any]:
-    """Creates a missing table as agreed; yields the files to load. Drops the new table if the load fails."""
+    """Yields the files to load into a table, which it creates if it is missing.
+
+    `agreed` returns the columns of a new table. If the block fails, drops the new table. Raises
+    `TableAlreadyExists` if the columns of an existing table do not fit the files.
+    """
     from dormouse.sources.infer import infer
     from dormouse.sources.text_values import TIMES
 
@@ -232,7 +245,10 @@ def _made(
 
 @contextmanager
 def dropped_if_it_fails(instance: Instance, made: Table) -> Iterator[None]:
-    """Drops a table created for a load if the load fails and no other load has added rows."""
+    """Runs the load into a new table. Drops the table if the load fails and the table is unused.
+
+    Keeps the table if the outcome of the load's commit is unknown.
+    """
     try:
         yield
     except CommitOutcomeUnknown:
@@ -246,7 +262,10 @@ def dropped_if_it_fails(instance: Instance, made: Table) -> Iterator[None]:
 def _as_before(
     before: Table, files: Files, keys: tuple[list[str], list[str]]
 ) -> tuple[Files, tuple[list[str], list[str]]]:
-    """Returns the files to load and the keys of an existing table; refuses other keys."""
+    """Returns the files to load into an existing table, and the table's keys.
+
+    Raises `TableAlreadyExists` if the given `keys` differ from them.
+    """
     schema = before.schema
     has = [field.name for field in schema.row_keys], [field.name for field in schema.sort_keys]
     if ROW_NUMBER not in schema:

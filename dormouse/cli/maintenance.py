@@ -101,7 +101,7 @@ def gc(
 ) -> None:
     """Run one round of garbage collection: delete files some time after their last reference was removed.
 
-    Also deletes history from before its truncation, for half a minute at most.
+    Also deletes metadata of truncated history, for half a minute at most.
     """
     with session.work(f"gc {table}", "old epochs", read_only=dry_run) as (instance, moved):
         of = instance.table(table)
@@ -194,7 +194,7 @@ def _rows(status: TableStatus) -> str:
 
 
 def _history(status: TableStatus) -> Iterator[str]:
-    """Yields a line for each named cut and consumer with what it keeps, also for expired ones."""
+    """Yields a line about each named cut or consumer that keeps history, and each expired consumer."""
     for holder in status.history_held_by:
         yield f"{status.name}: {holder} keeps the history from {minute(holder.since)} on"
     for consumer in status.consumers:
@@ -220,7 +220,7 @@ def _last_of(hold: InstanceRound) -> str:
 
 
 def _attention(status: TableStatus) -> Iterator[str]:
-    """Yields lines about pending deletions and failing rounds: the reason, since when, and the remedy."""
+    """Yields lines about pending deletions and failing rounds, with reason, begin and remedy."""
     from dormouse.model.text import of_one_key
 
     if status.deletions:

@@ -13,24 +13,25 @@ OTHERWISE = {
     "ingest_id": ["--id"], "change_id": ["--id"], "parameters": ["--param"],
     "separator": ["--separator", "--delimiter"],
 }  # fmt: skip
-"""Fields of requests that have other names on a command line."""
+"""The names on a command line of fields whose option is not named after the field."""
 
 WHOLE_MAX = (1 << 63) - 1
-"""The largest 64-bit number: a bound of this size is left out of help texts."""
+"""The largest 64-bit number. Help texts leave out a bound of this size."""
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
 def bounds(least: float | None, most: float | None = None) -> dict[str, Any]:
-    """Returns the bounds of a number, for use in an annotation."""
+    """Returns the least and the greatest value of an option, for the annotation of a parameter."""
     return {"min": least, "max": most}
 
 
 class Taken:
     """The parameters of a function as arguments and options for typer.
 
-    Positional-only parameters are arguments, all others options; a text in an annotation is the help.
-    Annotations for typer stay as they are. A dataclass or request model gives an option for each field that
-    is no parameter itself. For `Annotated[dict, model]`, the function gets the given fields.
+    Positional-only parameters become arguments, and all others become options. The text in an annotation is
+    the help. Annotations for typer stay as they are. For a parameter that is a dataclass or a request model,
+    each field becomes an option, unless the function has a parameter of that name. For
+    `Annotated[dict, model]` the same options exist, and the function gets a dict of the given ones.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -52,7 +53,7 @@ class Taken:
         self._by_position = [name for name, each in taken.items() if each.kind is each.POSITIONAL_ONLY][1:]
 
     def bind(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the function's positional and keyword arguments, from the values of the options."""
+        """Converts the values of the options to the function's positional and keyword arguments."""
         for name, (kind, fields) in self._made.items():
             given[name] = _made(kind, {field: given.pop(field) for field in fields})
         return [given.pop(name) for name in self._by_position], given
@@ -80,7 +81,10 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _names(name: str, kind: Any, default: Any) -> list[str]:
-    """Returns the names of an option where typer's own do not fit: typer adds a `--no-` form to flags."""
+    """Returns the names of an option, or an empty list if typer should choose them.
+
+    Gives flags a name because typer would add a `--no-` form to them.
+    """
     if name in OTHERWISE:
         return OTHERWISE[name]
     is_flag = kind is bool and default is False
@@ -88,7 +92,7 @@ def _names(name: str, kind: Any, default: Any) -> list[str]:
 
 
 def _settings_of(kind: Any) -> Any:
-    """Returns the model in `Annotated[dict, model]`, whose fields are all optional; else None."""
+    """Returns the model in an annotation `Annotated[dict, model]`, or None for other annotations."""
     return next((note for note in get_args(kind) if hasattr(note, "model_fields")), None)
 
 
@@ -145,14 +149,15 @@ def _of_field(name: str, field: Any, *, optional: bool, default_shown: bool) -> 
 
 
 def _form(field: Any) -> Any:
-    """Returns the field's own text form, or None if its type determines the form."""
+    """Returns the parser of a field's text on the command line, or None if the field's type parses it."""
     return next((note for note in field.metadata if getattr(note, "of_text", None) is not None), None)
 
 
 def _made(kind: Any, given: dict[str, Any]) -> Any:
-    """Returns the dict, dataclass or request made from several options; typer has checked types and bounds.
+    """Returns a dict, a dataclass or a request made from the values of several options.
 
-    A request without a required field, which the function adds itself, is not checked here.
+    Typer has checked their types and bounds. A request is checked only if it has all required fields; the
+    function may add a missing one later.
     """
     if _settings_of(kind) is not None:
         return {name: value for name, value in given.items() if value is not None}

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dormouse.reading.planner import PlanSummary
 
 ROWS_SHOWN = 20
-"""The most rows shown on a terminal; elsewhere all are."""
+"""The most rows of a table on a terminal. Without a terminal, all rows are printed."""
 TABLE_ROWS = 10_000
-"""The most rows of one printed table; more rows become several tables, to save memory."""
+"""The most rows of one printed table. More rows become several tables, to limit memory."""
 _BINARY = {"arrow", "parquet"}
 
 Format = Literal["table", "csv", "tsv", "json", "lines", "arrow", "parquet"]
@@ -47,7 +47,7 @@ def is_plan(reader: pa.RecordBatchReader) -> bool:
 
 
 def print_plan(reader: pa.RecordBatchReader) -> None:
-    """Prints each part of a plan below its name; cells of a table would cut lines off."""
+    """Prints each part of a query plan below its name, not as a table, which would cut lines off."""
     for batch in reader:
         for row in batch.to_pylist():
             sys.stdout.write(f"{row['plan_type']}\n{indent(row['plan'].rstrip(), '  ')}\n")
@@ -66,7 +66,10 @@ def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
 def check_output(
     session: Session, file_format: Format, output: Path | None, *, explain: bool = False
 ) -> Format:
-    """Returns the format of the output, by the file's name if none is given, before any work is done."""
+    """Returns the format of the output, which the file's name decides if no format is given.
+
+    Called before any work is done. Raises `InvalidInput` for options that contradict each other.
+    """
     if explain and (output is not None or file_format != "table"):
         raise InvalidInput("--explain reads no rows: leave --output and --format out")
     if output is not None and file_format == "table":
@@ -88,7 +91,7 @@ def check_output(
 
 
 def format_of(output: Path | None, otherwise: Format) -> Format:
-    """Returns the format that a file name implies; `otherwise` without a file or a known ending."""
+    """Returns the format that a file's name implies, or `otherwise` without a file or a known ending."""
     if output is None:
         return otherwise
     from dormouse.sources.export import format_of_name
@@ -99,7 +102,10 @@ def format_of(output: Path | None, otherwise: Format) -> Format:
 def write(
     session: Session, reader: pa.RecordBatchReader, file_format: Format, output: Path | None, *, limited: bool
 ) -> None:
-    """Writes rows to stdout, or to a file; then prints the file's name and row count."""
+    """Writes rows to stdout, or to the file `output`. For a file, prints its name and row count.
+
+    With `limited`, the query has a limit, and a table on the terminal shows all rows.
+    """
     from dormouse.sources.export import export
 
     if output is not None:
@@ -118,7 +124,10 @@ def show_written(session: Session, file: str, rows: int) -> None:
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path, moved: Progress) -> int:
-    """Writes a file that is complete or absent; devices and pipes are written directly."""
+    """Writes rows to a file, and returns their number. A failure leaves no part of a file.
+
+    Writes directly to devices and pipes.
+    """
     from dormouse.sources.export import compressed, export
 
     if not output.exists() or output.is_file():

@@ -79,7 +79,10 @@ def _parsed(kind: type[T], what: str, text: str, like: str) -> T:
 
 
 def parse_moment(text: str) -> str | datetime:
-    """Returns a time (in this machine's time zone unless it has an offset), or else the name of a cut."""
+    """Returns a time, or the text itself as the name of a cut if it is no time.
+
+    A time without an offset is in this machine's time zone.
+    """
     found = when_of_text(text)
     if not isinstance(found, datetime) or found.tzinfo is not None:
         return found
@@ -94,7 +97,7 @@ def parse_moment(text: str) -> str | datetime:
 def parse_schema(
     file: Path | None, like: Any, row_keys: list[str], sort_keys: list[str], values: list[str]
 ) -> Schema:
-    """Returns the schema from `--schema`, from `--like` with its keys, or from fields."""
+    """Returns the schema that the options give: a JSON file, the columns of `like`, or fields `name:type`."""
     if file is not None and (like or row_keys or sort_keys or values):
         raise InvalidInput(
             "--schema already gives all columns: leave --like, --row-key, --sort-key and --value out"
@@ -113,10 +116,11 @@ def parse_schema(
 
 
 def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
-    """Returns conditions from `column=value` or `column=min:max` (maximum excluded; either may be empty).
+    """Returns the conditions in texts `column=value` or `column=min:max`.
 
-    A column with several values matches any of them. `\\:` is a colon within a value. A JSON object has
-    conditions on any number of columns, as in the query service.
+    The maximum is excluded; an empty minimum or maximum leaves the range open. Several values of a column are
+    alternatives. `\\:` is a colon within a value. A text can also be a JSON object with conditions on any
+    number of columns, as in the query service.
     """
     from dormouse.reading.where import parse_where as of_json
     from dormouse.reading.where import unknown
@@ -146,7 +150,10 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _nothing(field: Field) -> Any:
-    """Returns the field's value for an empty text; `InvalidQuery` says how to ask for nulls."""
+    """Returns the value of an empty text for a field. Raises `InvalidQuery` if there is none.
+
+    The message explains the condition for nulls.
+    """
     try:
         return value_of_text(field, "")
     except InvalidInput as error:

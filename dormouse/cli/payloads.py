@@ -184,7 +184,7 @@ def expire(
 
 
 def figure(name: str, value: Any) -> str:
-    """Returns a figure of the status as text, rounded to a useful precision."""
+    """Returns the value of one number in the status as text, rounded to a useful precision."""
     match value:
         case None:
             return "none yet"

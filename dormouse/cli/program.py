@@ -41,7 +41,7 @@ GROUPS: dict[str, dict[str, str | None]] = {
         "restore-objects": "system",
     },
 }  # fmt: skip
-"""The commands in groups, as help lists them, each with its module in this folder."""
+"""The commands in the groups that the help shows, and the module of each command in this folder."""
 HOMES = {name: module for names in GROUPS.values() for name, module in names.items() if module is not None}
 """The module of each command."""
 

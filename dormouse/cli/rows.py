@@ -59,12 +59,12 @@ def show_changed(session: Session, request: MadeOnce, done: Changed) -> None:
 
 
 def given(request: Request, *without: str) -> dict[str, Any]:
-    """Returns the options of a request, for a method of the table; leaves out defaults."""
+    """Returns the given options of a request as keyword arguments for a method of the table."""
     return {name: value for name, value in options(request, "table", *without).items() if value is not None}
 
 
 def versions_text(versions: Sequence[int]) -> str:
-    """Returns a text for consecutive versions: the first and the last."""
+    """Returns a text about consecutive versions, such as "versions 3 to 5"."""
     first, last = versions[0], versions[-1]
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
@@ -206,7 +206,7 @@ def _page(page: Page, count: int) -> Any:
 
 
 def _readable(kind: str, value: Any) -> Any:
-    """Returns a value for people: a DATE as a date and time, if a calendar has it."""
+    """Returns a value in readable form. A DATE becomes a date and time if Python can represent it."""
     if kind != "DATE" or value is None:
         return value
     try:
@@ -246,7 +246,7 @@ def upsert(
     rows: Annotated[Path, typer.Argument(help="JSON, a list of rows; - for stdin.")],
     on: Annotated[str, "The columns whose values identify a row, separated by commas."],
 ) -> None:
-    """Update the rows that have the values of some columns, and insert those that no row has."""
+    """Update the rows that have the same values in some columns (--on), and insert the other given rows."""
     listed = read_json(rows)
     if not isinstance(listed, list):
         raise InvalidInput(f"{rows} must have a list of rows")
@@ -470,7 +470,7 @@ def _preview_table(preview: CsvPreview) -> object:
 
 @contextmanager
 def _file(name: str) -> Iterator[Path]:
-    """Yields the path of a file; copies stdin to a file, because it may be read twice."""
+    """Yields the path of a file. Copies stdin ("-") to a temporary file, because it may be read twice."""
     if name != "-":
         yield Path(name)
         return

@@ -83,7 +83,7 @@ def serve_as_worker() -> None:
 
 
 def _end_although_queries_run() -> None:
-    """Ends the process even if queries run: a normal exit would wait for their threads."""
+    """Ends the process at once if queries still run. A normal exit would wait for their threads."""
     from dormouse.reading.streams import end_idle
 
     end_idle()

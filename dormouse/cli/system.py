@@ -88,9 +88,10 @@ def status(
 
 
 def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | None:
-    """Returns the deployed instance whose id is given by --instance; None if --instance is a folder.
+    """Returns the deployed instance whose id is --instance, or None if --instance is a folder.
 
-    With `makes`, and without AWS credentials, the name is taken for a new folder.
+    With `makes`, the command can create a folder. Then, without AWS credentials, --instance counts as the
+    name of a new folder.
     """
     if not _is_deployed(session):
         return None
@@ -104,7 +105,10 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
 
 
 def _is_deployed(session: Session) -> bool:
-    """Returns whether --instance is an id; an existing folder of that name takes precedence."""
+    """Returns whether --instance is the id of a deployed instance, and no folder of that name exists.
+
+    With --region or --profile, it is always an id. Raises an error if they are given without --instance.
+    """
     from dormouse.aws.instance import ID
 
     if session.region or session.profile:
@@ -133,7 +137,7 @@ def _found(session: Session, *, makes: bool) -> DeployedInstance:
 
 
 def find(session: Session) -> DeployedInstance:
-    """Returns the deployed instance of an id."""
+    """Returns the deployed instance whose id is --instance."""
     from dormouse.aws import instance as system
     from dormouse.aws.aws import open_session
 
@@ -141,7 +145,10 @@ def find(session: Session) -> DeployedInstance:
 
 
 def step_printers(session: Session) -> tuple[Callable[[StepReport], None], Callable[[str], None]]:
-    """Returns functions that print a step when it has ended, and while it waits; none print with --json."""
+    """Returns two functions that print progress: about a step that has ended, and while a step waits.
+
+    With --json, they print nothing.
+    """
     if session.as_json:
         return lambda report: None, lambda line: None
     return lambda report: session.show(None, step_line(report)), say

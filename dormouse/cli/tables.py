@@ -146,7 +146,7 @@ def convert_layout(session: Session, request: ConvertLayoutRequest) -> None:
 
 
 def _properties() -> Iterator[str]:
-    """Yields a line for each property, which begins with its default."""
+    """Yields a line of help for each property: its name and default, its description and its values."""
     for name, field in TableProperties.model_fields.items():
         about = f": {field.description}" if field.description else ""
         yield f"{name}={'' if field.default is None else field.default}{about} ({allowed_values(name)})"
@@ -188,7 +188,7 @@ def drop_column(session: Session, request: DropColumnRequest, yes: Yes = False) 
 
 
 def _drop(session: Session, request: DropRequest | DropColumnRequest, *, yes: bool) -> None:
-    """Drops a table or a column after asking, or shows what would be dropped."""
+    """Drops a table or a column after asking, or with --dry-run shows the result without dropping it."""
     if request.dry_run or not yes:
         would = ask_tables(session, request.model_copy(update={"dry_run": True}), read_only=True)
         if request.dry_run:
@@ -216,7 +216,7 @@ def _version(now: Mapping[str, Any]) -> str:
 
 
 def ask_tables(session: Session, request: Request, *, read_only: bool = False, create: bool = False) -> Any:
-    """Returns the answer of the instance: a local one, or a deployed one through its lambdas."""
+    """Sends a request to the instance, and returns its answer. A deployed instance answers by a lambda."""
     verb = next(verb for verb in VERBS if verb.request is type(request))
     if (instance_there := deployed(session, makes=create)) is not None:
         from dormouse.aws.tables import ask

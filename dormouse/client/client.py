@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 330.0
-"""How long the service may be silent: a little longer than its default limit for a query."""
+"""The time for which the service may be silent: a little longer than its default limit for a query."""
 
 
 def connect(
@@ -44,30 +44,32 @@ def connect(
 ) -> Client:
     """Returns a client for the query service at a URL, without connecting yet.
 
-    `token` is the secret that the service demands, `ca` a file of certificates to trust instead of the
-    system's, and `timeout_seconds` how long the service may be silent. Raises `InvalidInput`.
+    `token` is the secret that the service demands. `ca` is a file of certificates to trust instead of the
+    system's. `timeout_seconds` is the time for which the service may be silent. Raises `InvalidInput`.
     """
     return Client(Http(url, token, ca, timeout_seconds))
 
 
 class Client:
-    """A query service; a context manager. Threads may share it."""
+    """The connection to a query service, as a context manager. Threads may share it."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     @property
     def jobs(self) -> RemoteJobs:
-        """The jobs of the instance: queries whose answers become objects, ingests of objects, rounds."""
+        """The jobs of the instance: queries whose answers become objects, ingests of objects, and rounds of
+        tables.
+        """
         return RemoteJobs(self._http)
 
     @property
     def payloads(self) -> RemotePayloads:
-        """The payloads of the instance, for tokens with that right."""
+        """The payloads of the instance. The token must have the right to use them."""
         return RemotePayloads(self._http)
 
     def close(self) -> None:
-        """Closes all connections, also those of answers that were not read to the end."""
+        """Closes all connections, even those of answers that were not read to the end."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -136,7 +138,7 @@ class Client:
         as_of: When | None = None,
         verify: bool = False,
     ) -> AnswerReader:
-        """Returns the answer of a SELECT over the instance's tables, streamed, as `Instance.sql` does.
+        """Returns the answer of a SELECT over the instance's tables, as a stream. See `Instance.sql`.
 
         Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """
@@ -151,18 +153,18 @@ class Client:
 
 
 class _Columns(NamedTuple):
-    """The columns of a table, as the service described them, and their id."""
+    """The columns of a table and the id of this set of columns, as the service described them."""
 
     schema: Schema
     schema_id: str | None
-    """None from an older service, which refuses the field."""
+    """The id of the set of columns; None from an older service, which refuses this field."""
 
     @staticmethod
     def of(described: Mapping[str, Any]) -> _Columns:
         return _Columns(Schema.from_json(described["schema"]), described.get("schema_id"))
 
     def where(self, question: Question) -> dict[str, Any]:
-        """Returns a question in JSON, written for these columns, with their id."""
+        """Returns a question as JSON for these columns, with their id."""
         return {"where": where_json(question), "schema_id": self.schema_id}
 
 
@@ -193,7 +195,11 @@ class RemoteTable(Container):
         return self._known.schema, TableProperties(**found["properties"])
 
     def _by_columns(self, ask: Callable[[_Columns], T], as_of: When | None) -> T:
-        """Asks with the known columns; asks again with new ones if the table's columns have changed since."""
+        """Returns the result of `ask`, called with the table's columns.
+
+        With `as_of`, they are the columns of that moment. Otherwise they are the columns known here; if the
+        table's columns have changed since, `ask` is called again with the new ones.
+        """
         if as_of is not None:
             then = text_of_when(as_of)
             named = {"cut" if isinstance(then, int) else "as_of": then}
@@ -209,7 +215,9 @@ class RemoteTable(Container):
         return ask(known)
 
     def _ask(self, verb: Verb, given: Mapping[str, Any]) -> Any:
-        """Returns the answer of a verb whose request has `where`."""
+        """Returns the answer of a verb whose request has `where`, with conditions in the table's current
+        columns.
+        """
 
         def answer(known: _Columns) -> Any:
             columns, limit = given.get("columns"), given.get("limit")
@@ -254,7 +262,7 @@ class RemoteTable(Container):
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
     ) -> pa.Table:
-        """Returns the first rows in key order, at most `rows`. Raises as `query` does."""
+        """Returns the first rows in key order, at most `rows`. Raises the errors of `query`."""
         return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
 
     def to_pandas(
@@ -263,7 +271,7 @@ class RemoteTable(Container):
         columns: Sequence[str] | None = None,
         **how: Any,
     ) -> Any:
-        """Returns the rows of `query` as a pandas DataFrame. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a pandas DataFrame. Raises its errors, and `DependencyMissing`."""
         return pandas_of(lambda: self.query(where, columns, **how))
 
     def to_polars(
@@ -272,7 +280,7 @@ class RemoteTable(Container):
         columns: Sequence[str] | None = None,
         **how: Any,
     ) -> Any:
-        """Returns the rows of `query` as a Polars DataFrame. Raises as it does, and `DependencyMissing`."""
+        """Returns the rows of `query` as a Polars DataFrame. Raises its errors, and `DependencyMissing`."""
         return polars_of(lambda: self.query(where, columns, **how))
 
     def count(
@@ -282,7 +290,7 @@ class RemoteTable(Container):
         as_of: When | None = None,
         verify: bool = False,
     ) -> int:
-        """Returns the exact number of rows that match `where`. Raises as `query` does."""
+        """Returns the exact number of rows that match `where`. Raises the errors of `query`."""
 
         def ask(known: _Columns) -> int:
             key = known.schema.key_names[:1]
@@ -307,7 +315,9 @@ class RemoteTable(Container):
     def changes(
         self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
     ) -> AnswerReader:
-        """Returns the changed rows after a moment up to another, by default now, as `Table.changes` does."""
+        """Returns the rows that changed after one moment and up to another, by default now. See
+        `Table.changes`.
+        """
         return cast(AnswerReader, ask(self._http, reading.CHANGES, of_call(locals()) | {"table": self.name}))
 
     def status(self) -> TableStatus:

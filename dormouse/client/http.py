@@ -1,4 +1,4 @@
-"""Requests to a query service, which are retried until an answer begins; a failure is one clear line."""
+"""Requests to a query service. A request is retried until an answer begins; a failure is one clear line."""
 
 from __future__ import annotations
 
@@ -36,10 +36,15 @@ from dormouse.verbs.verb import Verb, json_of
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
-"""The number of answers read at once; each holds a connection until it is read, closed or dropped."""
+"""The number of answers that can be read at once. Each uses a connection until it is read, closed or
+dropped.
+"""
 
 IDLE_SECONDS_MAX = 2.0
-"""Shorter than a service keeps an idle connection, so that the client never uses one that is ending."""
+"""The time after which the client closes an idle connection.
+
+A service keeps idle connections longer, so the client never uses a connection that is being closed.
+"""
 
 ATTEMPTS_MAX = 6
 RETRY_SECONDS_MAX = 30.0
@@ -81,7 +86,10 @@ class Http:
             self._client.close()
 
     def _connections(self) -> httpx.Client:
-        """Returns this process's connections: over its parent's, a fork would read the parent's answers."""
+        """Returns the connections of this process.
+
+        A forked child must not use its parent's connections, because it would read the parent's answers.
+        """
         if self.is_closed:
             raise InstanceError(f"the client of {self.url} is closed: connect again")
         if self._process != os.getpid():
@@ -151,7 +159,7 @@ class Http:
             raise _NotConnected(failure) from error
 
     def _failure(self, path: str, response: httpx.Response) -> DormouseError:
-        """Returns the error of an answer that reports a failure."""
+        """Returns the error that an answer with a failure describes."""
         try:
             with self.named_failures():
                 kind = response.headers.get("Content-Type", "").partition(";")[0]
@@ -166,13 +174,13 @@ class Http:
         return self.not_ours(response, f"answered {reason}")
 
     def not_ours(self, response: httpx.Response, what: str) -> InstanceError:
-        """Returns the error for an answer that no query service gives."""
+        """Returns the error for an answer that cannot come from a query service."""
         path = response.request.url.raw_path.decode("ascii")
         return InstanceError(f"{self.url}{path} {what}: is it the query service of a Dormouse instance?")
 
     @contextmanager
     def named_failures(self) -> Iterator[None]:
-        """Raises failures of the network as `InstanceError`."""
+        """Turns failures of the network into `InstanceError`."""
         try:
             yield
         except httpx.PoolTimeout as error:
@@ -192,7 +200,7 @@ class _NotConnected(Exception):
 
 
 def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
-    """Returns the error of a problem document: of its class, or `InstanceError` for an unknown one."""
+    """Returns the error in a problem document: of its own class, or `InstanceError` for an unknown class."""
     message = str(problem.get("detail") or problem.get("title") or "there is no reason given")
     found = _CLASSES.get(str(problem.get("type")))
     if found is None:  # an error of the service itself
@@ -256,7 +264,7 @@ def _retry_after(response: httpx.Response) -> float:
 
 
 def _text(error: Exception) -> str:
-    """Returns the first line of an error, which can be empty."""
+    """Returns the first line of an error's message, which can be empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -265,11 +273,13 @@ def _text(error: Exception) -> str:
 PROBLEM = b"dormouse.problem"
 ARROW = "application/vnd.apache.arrow.stream"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format"""
+"""The marker at the end of a stream:
+https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
+"""
 
 
 class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
-    """The batches of an answer, read as they arrive. Its connection ends when it is closed or dropped."""
+    """The batches of an answer, read as they arrive. Closing or dropping the reader closes its connection."""
 
     def __init__(self, http: Http, response: httpx.Response) -> None:
         source = _Messages(_Body(http, response))
@@ -305,7 +315,7 @@ def ask(http: Http, verb: Verb, given: Mapping[str, Any]) -> Any:
 class _Messages:
     """The bytes of a stream, message by message. Raises the problem that a message contains.
 
-    Arrow stops at the end-of-stream marker. It reaches the end of the bytes only if the connection was cut.
+    Arrow stops at the end-of-stream marker. So it asks for bytes at their end only if the connection was cut.
     """
 
     closed = False
@@ -360,7 +370,9 @@ class _Messages:
         return message.serialize()
 
     def _check(self, message: pa.ipc.Message) -> None:
-        """Raises the problem in a message's own metadata; the key inside column statistics does not count."""
+        """Raises the problem that a message's own metadata has; such a key inside column statistics is
+        ignored.
+        """
         stream = pa.BufferReader(self._schema + message.serialize().to_pybytes())
         batch = pa.ipc.open_stream(stream).read_next_batch_with_custom_metadata()
         if batch.custom_metadata and PROBLEM in batch.custom_metadata:
@@ -369,7 +381,7 @@ class _Messages:
 
 
 class _Body:
-    """The bytes of an answer, as Arrow requests them; raises an error at their end."""
+    """The bytes of an answer, as Arrow requests them. A read past their end raises an error."""
 
     closed = False
 
@@ -397,7 +409,10 @@ class _Body:
             self._source.drop()
 
     def drop(self) -> None:
-        """Closes the answer in another thread: the garbage collector's may hold the connections' lock."""
+        """Closes the answer in another thread.
+
+        The garbage collector may call this in a thread that holds the connections' lock.
+        """
         if self.is_of_this_process:
             self._source.drop()
 
@@ -427,20 +442,20 @@ class _Body:
         )
 
     def problem(self, document: bytes) -> DormouseError:
-        """Returns the error in a message."""
+        """Returns the error that a problem document in a message describes."""
         try:
             return problem_error(json.loads(document), self._http.url)
         except ValueError:
             return InstanceError(f"{self._http.url}: the query failed, and there is no reason given")
 
     def finish(self) -> None:
-        """Reads the end of the answer, so that its connection can be used again."""
+        """Reads the rest of the answer, so that its connection can be used again."""
         with suppress(httpx.HTTPError):
             next(self._chunks, None)
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
-    """Yields the bytes until the reader stops."""
+    """Yields the bytes of an answer until the reader stops."""
     try:
         yield from response.iter_bytes()
     finally:

@@ -19,7 +19,7 @@ PARQUET = "application/vnd.apache.parquet"
 
 
 class RemoteJobs:
-    """The jobs that the token's holder can see, with the methods of `JobStore`. See `Client.jobs`."""
+    """The jobs that the token's owner may see, with the methods of `JobStore`. See `Client.jobs`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -45,7 +45,9 @@ class RemoteJobs:
         return self._http.json("GET", _path(job_id, "result"))["result"]
 
     def cancel(self, job_id: str) -> Job:
-        """Cancels a waiting job, and asks a running one to stop. Raises `JobNotFound`."""
+        """Ends a waiting job, or asks a running job to stop; returns the job as it is now. Raises
+        `JobNotFound`.
+        """
         return _job(self._http.json("DELETE", _path(job_id)))
 
     def list(
@@ -56,7 +58,7 @@ class RemoteJobs:
         limit: int = 100,
         after: Job | None = None,
     ) -> list[Job]:
-        """Returns the unfinished jobs, newest first, then the finished ones, last ended first.
+        """Returns the unfinished jobs, newest first, then the finished jobs, the last finished one first.
 
         Pass the last job of a page as `after` for the next page.
         """
@@ -68,7 +70,7 @@ class RemoteJobs:
     def save_answer(self, job_id: str, path: str | os.PathLike[str]) -> Path:
         """Writes the rows of a query to a new Parquet file, which is complete or absent.
 
-        Raises as `result` does, and `InvalidInput` if the file exists or cannot be written.
+        Raises the errors of `result`, and `InvalidInput` if the file exists or cannot be written.
         """
         target = Path(path)
         _check_new(target)

@@ -12,23 +12,25 @@ from dormouse.model.text import path_segment
 from dormouse.payloads.keys import PayloadKey, checked, encode_given
 
 MANY_MAX = 1_000
-"""The number of payloads that a request can name."""
+"""The most payloads that one request can name."""
 
 
 class RemotePayloads:
-    """The payloads of an instance. The token must have the right to them. See `Client.payloads`."""
+    """The payloads of an instance. The token must have the right to use them. See `Client.payloads`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     def put(self, tenant: str, id: str, inserted_at: datetime, kind: str, content: Any) -> None:
-        """Stores a payload, or replaces that of the same key, with the errors of `PayloadStore.put`."""
+        """Stores a payload, or replaces the payload of the same key. Raises the errors of
+        `PayloadStore.put`.
+        """
         self.put_many([(tenant, id, inserted_at, kind, content)])
 
     def put_many(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
-        """Stores (tenant, id, inserted_at, kind, content), at most 1,000, all or none; of one key, the last.
+        """Stores at most 1,000 payloads, given as (tenant, id, inserted_at, kind, content): all or none.
 
-        Raises `InvalidPayload` and `PayloadExpired`.
+        If several have the same key, the last is kept. Raises `InvalidPayload` and `PayloadExpired`.
         """
         given = list(payloads)
         if len(given) > MANY_MAX:
@@ -44,7 +46,7 @@ class RemotePayloads:
             self._http.json("POST", "/v1/payloads", {"payloads": listed})
 
     def get(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> Any:
-        """Returns the content of a payload, with the errors of `PayloadStore.get`."""
+        """Returns the content of a payload. Raises the errors of `PayloadStore.get`."""
         return self._http.json("GET", _path(checked((tenant, id, inserted_at, kind))))
 
     def get_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> dict[PayloadKey, Any]:

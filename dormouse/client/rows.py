@@ -35,7 +35,7 @@ from dormouse.verbs.verb import Job, Verb, json_of, of_call
 
 CHUNK_BYTES = 1 << 20
 ROWS_ASKED_MAX = 500
-"""The number of rows in one request at most."""
+"""The most rows that one request asks for."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
@@ -65,7 +65,7 @@ class RemoteRowTable(Container):
         )
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
-        """Returns the answer of a SELECT over this and the instance's other tables, as `Client.sql` does."""
+        """Returns the answer of a SELECT over this and the instance's other tables. See `Client.sql`."""
         return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
@@ -78,12 +78,14 @@ class RemoteRowTable(Container):
         return int(self._http.json("GET", self._path())["version"])
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
-        """Returns a row as it is now, or one version of it. Raises `RowNotFound`."""
+        """Returns a row as it is now, or with `version` that version of the row. Raises `RowNotFound`."""
         found = self._http.json("GET", self._path("rows", str(row_id), version=version))
         return self._with_doubles(found, lambda: self.columns(version))
 
     def rows(self, wanted: Iterable[Sequence[object]]) -> list[dict[str, Any]]:
-        """Returns rows by their ids and versions, in the order given: as `RowTable.rows`, with its errors."""
+        """Returns rows by their ids and versions, in the order given. See `RowTable.rows`, also for the
+        errors.
+        """
         pairs = [checked_reference(one) for one in wanted]
         columns_of = cache(self.columns)
         found: list[dict[str, Any]] = []
@@ -95,7 +97,10 @@ class RemoteRowTable(Container):
 
     @staticmethod
     def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
-        """Returns a row with NaN and infinities as floats (JSON has texts); `columns` returns its columns."""
+        """Returns a row with NaN and infinities as floats, which JSON gives as texts.
+
+        `columns` is called only if the row has such texts; it returns the table's columns.
+        """
         texts = {name for name, value in row.items() if value in ("NaN", "Infinity", "-Infinity")}
         doubles = {column.name for column in columns() if column.type == "DOUBLE"} if texts else set()
         return {**row, **{name: value_of_json(_DOUBLE, row[name]) for name in texts & doubles}}
@@ -116,7 +121,7 @@ class RemoteRowTable(Container):
         return RowSnapshot(**with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
 
     def drop_snapshot(self, name: str) -> None:
-        """Drops a name; the versions stay. Raises `SnapshotNotFound`."""
+        """Drops the name of a snapshot; the versions of rows stay. Raises `SnapshotNotFound`."""
         self._run(rows_verbs.SNAPSHOT, {"name": name, "drop": True})
 
     def query(
@@ -130,7 +135,7 @@ class RemoteRowTable(Container):
         version: int | None = None,
         wait_seconds: float = INDEX_WAIT_SECONDS,
     ) -> Page:
-        """Returns a page of the rows of a query, with the errors of `RowTable.query`."""
+        """Returns a page of the rows of a query. Raises the errors of `RowTable.query`."""
         given = of_call(locals()) | {"table": self.name}
 
         def page_of(**more: Any) -> dict[str, Any]:
@@ -162,11 +167,11 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
         wait_seconds: float | None = None,
     ) -> Changed:
-        """Makes all changes in their order in one transaction, or none, as `RowTable.change` does.
+        """Makes all changes in their order in one transaction, or none. See `RowTable.change`.
 
-        A job makes the change. Repeating it with its `change_id` changes nothing, also by `RowTable.change`.
-        Use `upload_csv` for a CSV file. The job waits `wait_seconds` for other changes of the table, by
-        default 6 hours.
+        A job makes the change. A repetition with the same `change_id` changes nothing, even one by
+        `RowTable.change`. Use `upload_csv` for a CSV file. The job waits up to `wait_seconds`, by default 6
+        hours, for other changes of the table.
         """
         return self._changed(rows_verbs.CHANGE, of_call(locals()))
 
@@ -179,9 +184,9 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
         wait_seconds: float | None = None,
     ) -> Changed:
-        """Updates rows that match by some columns and inserts the others, as `RowTable.upsert` does.
+        """Updates the rows that some columns identify, and inserts the other rows. See `RowTable.upsert`.
 
-        `wait_seconds` is as for `change`.
+        `wait_seconds` has the meaning that it has for `change`.
         """
         return self._changed(rows_verbs.UPSERT, of_call(locals()))
 
@@ -193,7 +198,7 @@ class RemoteRowTable(Container):
         whole: bool = False,
         **how: Unpack[TextOptions],
     ) -> CsvPreview:
-        """Returns the detected columns and format of a file, as `RowTable.preview_csv` does."""
+        """Returns the detected columns and format of a file. See `RowTable.preview_csv`."""
         return preview_csv(self._http, path, rows=rows, whole=whole, **how)
 
     def upload_csv(
@@ -208,9 +213,9 @@ class RemoteRowTable(Container):
         progress: Progress = no_progress,
         **how: Unpack[TextOptions],
     ) -> Changed:
-        """Makes the change in a CSV or TSV file, all of it or nothing, as `RowTable.upload_csv` does.
+        """Makes the changes that a CSV or TSV file has: all of them, or none. See `RowTable.upload_csv`.
 
-        `wait_seconds` is as for `change`.
+        `wait_seconds` has the meaning that it has for `change`.
         """
         given = json_of(rows_verbs.UPLOAD.request, of_call(locals(), "path", "progress", "how"))
         given |= {} if columns is None else {"columns": ",".join(columns)}
@@ -231,7 +236,7 @@ class RemoteRowTable(Container):
     ) -> int:
         """Writes the rows of the table or of a query to a CSV or TSV file, which is complete or absent.
 
-        Returns the number of rows, as `RowTable.download_csv` does.
+        Returns the number of rows. See `RowTable.download_csv`.
         """
         which = json_of(rows_verbs.RowDownloadRequest, of_call(locals(), "path"))
         which |= {} if parameters is None else {"parameters": json.dumps(which["parameters"])}
@@ -242,14 +247,14 @@ class RemoteRowTable(Container):
         return sum(lines) - header
 
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
-        """Sends a file; returns the value for a FILE cell, as `RowTable.put_file` does."""
+        """Sends a file; returns the value for a FILE cell. See `RowTable.put_file`."""
         asked = self._path("files", name=name or Path(fspath(path)).name)
         return str(self._http.send_file(asked, _chunks(path), "application/octet-stream")["file"])
 
     def save_file(
         self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
     ) -> Path:
-        """Writes the bytes of a FILE cell to a file, complete or absent, as `RowTable.save_file` does."""
+        """Writes the bytes of a FILE cell to a file, complete or absent. See `RowTable.save_file`."""
         asked = self._path("rows", str(row_id), "files", column, version=version)
         return self._saved(asked, "*/*", path)
 
@@ -338,7 +343,7 @@ def _data_of_failure(jobs: RemoteJobs, job_id: str) -> Mapping[str, Any]:
 
 
 def rows_path(*parts: str, **asked: Any) -> str:
-    """Returns a path of row tables, with the query values that are not None."""
+    """Returns the path of a request about row tables, with the query parameters that are not None."""
     path = "/".join(("/v1/rows", *map(path_segment, parts)))
     texts = {name: str(one).lower() if isinstance(one, bool) else one for name, one in asked.items()}
     given = urlencode({name: text for name, text in texts.items() if text is not None}, doseq=True)
@@ -359,7 +364,10 @@ def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:
 
 
 def _counted(chunks: Iterator[bytes], lines: list[int]) -> Iterator[bytes]:
-    """Yields chunks of CSV unchanged; appends to `lines` how many lines end in each, outside of quotes."""
+    """Yields chunks of CSV unchanged; appends to `lines` the number of lines that end in each chunk.
+
+    A line end within quotes does not count.
+    """
     quoted = False
     for chunk in chunks:
         parts = chunk.split(b'"')

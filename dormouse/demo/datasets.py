@@ -110,7 +110,7 @@ class DemoTable:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One ingest. If `shown`, the demo prints a line for it."""
+    """One ingest of the demo. If `shown` is True, the demo prints a line for it."""
 
     label: str
     table: str
@@ -132,7 +132,10 @@ class Question:
 
 
 def select_list(schema: Schema, **computed: str) -> str:
-    """Returns a table's columns for a SELECT of DuckDB, cast to their types. `computed` has expressions."""
+    """Returns a table's columns for a SELECT of DuckDB, cast to their types.
+
+    `computed` has the expressions of columns that DuckDB must compute.
+    """
     return ", ".join(
         f"({computed.get(field.name, field.name)})::{_DUCKDB_TYPES[field.type]} as {field.name}"
         for field in schema.fields

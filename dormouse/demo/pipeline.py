@@ -46,7 +46,7 @@ class Comparison:
 def compare(
     ask: Callable[[], pa.RecordBatchReader], db: duckdb.DuckDBPyConnection, statement: str
 ) -> Comparison:
-    """Compares an answer with DuckDB's. Measures only the time of the answer, not of DuckDB."""
+    """Compares an answer with DuckDB's. The measured time is that of the answer alone."""
     started = time.monotonic()
     reader = ask()
     ours = _Timed(reader, time.monotonic() - started)
@@ -126,7 +126,9 @@ def _describe(left: pa.RecordBatch, right: pa.RecordBatch, count: int, position:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The table after a step. Rows of files in several leaves are estimated until compaction."""
+    """The table after a step. For a file in several leaves, the rows of a leaf are estimates until
+    compaction.
+    """
 
     step: str
     rows: int

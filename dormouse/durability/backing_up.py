@@ -1,7 +1,7 @@
 """Backups of an instance that are taken while everything runs.
 
-First a hold stops garbage collection, then the database is copied, then the objects that its tables refer to.
-So every object that the copy of the database refers to is still there when the objects are copied.
+First a hold stops garbage collection. Then the database is copied, and then the objects to which its tables
+refer. So each object to which the copied database refers still exists when the objects are copied.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def back_up(
     despite_damage: bool = False,
     progress: Progress = no_progress,
 ) -> Backup:
-    """Takes a backup; `base_backup` writes the database to a path. If it fails, no backup is left.
+    """Takes a backup and returns its description. If this function fails, it removes the unfinished backup.
 
-    The database records the backup before any object is copied. So an erasure, which reads these records,
-    never misses a backup, even if its process is killed.
+    `base_backup` writes a copy of the database to a path. The database records the backup before any object
+    is copied. So an erasure, which reads these records, never misses a backup, even one whose process was
+    killed.
     """
     supplier, objects = ledgers.supplier, ledgers.objects
     writer = BackupWriter(target, ledgers.catalog.instance_id(), since, despite_damage=despite_damage)
@@ -80,9 +81,9 @@ def _note(supplier: Supplier, query: str, target: ObjectStore, name: str) -> Non
 def wanted(ledgers: Ledgers, records: Iterable[str], get: Callable[[str], bytes]) -> Iterator[LedgerObject]:
     """Yields the objects that a backup needs.
 
-    - From the names in `records`: the instance's records, bodies of requests, and objects of jobs.
-    - The objects that a ledger knows, such as the files of all tables.
-    - The files of requests that were submitted and are not applied; `get` reads the bodies of requests.
+    - The objects in `records`: records of the instance, bodies of commit requests, and objects of jobs.
+    - The objects that a ledger has, such as the files of all tables.
+    - The files that commit requests in the queue would add. `get` reads the bodies of large requests.
     """
     submitted = set(_submitted(ledgers.supplier, get))  # first: files applied meanwhile are found in tables
     yield LedgerObject(MARKER, needed=True)
@@ -105,9 +106,9 @@ def wanted(ledgers: Ledgers, records: Iterable[str], get: Callable[[str], bytes]
 
 
 def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]:
-    """Yields the files that waiting requests would add.
+    """Yields the names of the files that waiting commit requests would add.
 
-    Skips requests of write attempts: their writers wait for an answer, and write again.
+    Skips the requests of write attempts, because their writers wait for an answer and would write again.
     """
     after = (NIL, NIL)
     while True:

@@ -58,13 +58,19 @@ from dormouse.state.files.holds import held_until_next
 
 MANIFEST, BEGUN = "manifest.json", "begun.json"
 SWEPT = "swept.json"
-"""The mark of a backup that another process took for abandoned and removes; it can no longer be finished."""
+"""The name of the object that marks a backup as abandoned.
+
+Another process writes it before it removes the backup. The backup can then no longer be finished.
+"""
 ABANDONED_AFTER = timedelta(seconds=KEPT_SECONDS)
-"""How long nothing was written to a backup without a manifest before it counts as abandoned."""
+"""The time without a new object after which an unfinished backup counts as abandoned."""
 NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
 FORMAT = 1
 FORMAT_DAMAGED = 2
-"""The format of a backup taken despite damage; an older Dormouse, which would not notice that, refuses it."""
+"""The format of a backup with damaged objects.
+
+Older versions of Dormouse refuse it, as they ignore damage.
+"""
 DATABASE, OBJECTS = "database.tar.gz", "objects.txt"
 FOLDER = "objects"
 COPIED_AT_ONCE = 4
@@ -81,9 +87,9 @@ def has_object(store: ObjectStore, name: str) -> bool:
 
 
 def sweep(store: ObjectStore, now: datetime) -> set[str]:
-    """Removes the rest of abandoned backups; leaves folders that are no backups.
+    """Removes abandoned backups, and leaves folders that are not backups.
 
-    Returns the first part of every name that the store had.
+    Returns the first path segment of each object name that the store had before.
     """
     names: set[str] = set()
     written_at: dict[str, datetime] = {}
@@ -108,7 +114,10 @@ def sweep(store: ObjectStore, now: datetime) -> set[str]:
 
 
 def remove(store: ObjectStore, name: str, mark: str) -> None:
-    """Removes a backup; its `mark` last, so that `sweep` finds and finishes a removal that was killed."""
+    """Removes all objects of a backup.
+
+    Removes the object `mark` last, so that `sweep` can find and finish a removal whose process was killed.
+    """
     last = f"{name}/{mark}"
     pending: Iterator[str] = (each for each, _ in list(store.list(name)) if each != last)
     while batch := list(islice(pending, _BATCH)):
@@ -128,11 +137,11 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A whole backup.
+    """The description of a complete backup.
 
-    - `objects`, `bytes`: the number of objects, and their bytes.
-    - `copied`: the objects that were copied; the others were linked to an earlier backup.
-    - `damaged`: objects that are missing, or were copied damaged, as the backup was taken despite damage.
+    - `objects`, `bytes`: the number of objects, and the sum of their sizes.
+    - `copied`: the number of copied objects. The other objects are links to an earlier backup.
+    - `damaged`: the objects that are missing or damaged in a backup that was taken with `despite_damage`.
     """
 
     name: str
@@ -150,7 +159,7 @@ class Backup:
 
 
 class BackedUp(NamedTuple):
-    """An object of a backup."""
+    """An object of a backup, with its size in bytes and its digest."""
 
     name: str
     size: int
@@ -158,7 +167,10 @@ class BackedUp(NamedTuple):
 
 
 def backups(store: ObjectStore) -> list[Backup]:
-    """Returns the whole backups, the earliest first; logs a warning for each that cannot be read."""
+    """Returns the complete backups, the earliest first.
+
+    Logs a warning for each backup that cannot be read.
+    """
     readable = []
     for name in _names(store):
         try:
@@ -169,9 +181,10 @@ def backups(store: ObjectStore) -> list[Backup]:
 
 
 def backup_of(store: ObjectStore, name: str | None) -> Backup:
-    """Returns the backup of a name; the latest for None.
+    """Returns the backup with the given name, or the latest backup if the name is None.
 
-    Raises `InvalidInput` if there is none, `BackupDamaged` and `InstanceTooNew`.
+    Raises `InvalidInput` if there is no such backup, or if the name is None and the store has backups of
+    several instances. Raises `BackupDamaged` and `InstanceTooNew`.
     """
     if name is None:
         known = _names(store)
@@ -203,7 +216,10 @@ def backup_of(store: ObjectStore, name: str | None) -> Backup:
 
 
 def objects_of(store: ObjectStore, backup: Backup) -> dict[str, BackedUp]:
-    """Returns the objects of a backup, by name; raises `BackupDamaged` if the list was changed."""
+    """Returns the objects of a backup by their names.
+
+    Raises `BackupDamaged` if the list of objects was changed.
+    """
     data = _get(store, f"{backup.name}/{OBJECTS}")
     if new_digest(data=data).hexdigest() != backup.objects_digest:
         raise BackupDamaged(f"{store.url}/{backup.name}/{OBJECTS} is damaged: {INSTEAD}")
@@ -215,20 +231,21 @@ def objects_of(store: ObjectStore, backup: Backup) -> dict[str, BackedUp]:
 
 
 def fetch(store: ObjectStore, backup: Backup, item: BackedUp, path: Path) -> None:
-    """Copies an object of a backup to a path, and verifies it. Raises `BackupDamaged`."""
+    """Copies an object of a backup to a path, and verifies its digest. Raises `BackupDamaged`."""
     _fetch(store, f"{backup.name}/{FOLDER}/{item.name}", path, item.size, item.digest.hex())
 
 
 def fetch_database(store: ObjectStore, backup: Backup, path: Path) -> None:
-    """Copies the base backup to a path, and verifies it. Raises `BackupDamaged`."""
+    """Copies the base backup of the database to a path, and verifies its digest. Raises `BackupDamaged`."""
     name = f"{backup.name}/{DATABASE}"
     _fetch(store, name, path, backup.database_bytes, backup.database_digest)
 
 
 class BackupWriter:
-    """A writer of a backup, which exists only after `finish`.
+    """A writer of one backup. The backup is complete only after `finish`.
 
-    With `despite_damage`, damaged and missing objects are listed in the backup; without it, they raise.
+    With `despite_damage`, the backup lists damaged and missing objects. Otherwise such an object raises an
+    error.
     """
 
     def __init__(
@@ -249,7 +266,7 @@ class BackupWriter:
         self.name = self._begin()
 
     def database(self, write: Callable[[Path], None]) -> None:
-        """Adds the base backup, which `write` writes to a path."""
+        """Adds the base backup of the database, which `write` writes to a path."""
         with self._store.staged(f"{self.name}/{DATABASE}") as path:
             write(path)
             shut_out_others(path)
@@ -258,7 +275,10 @@ class BackupWriter:
                 self._database = file.tell(), digest
 
     def objects(self, source: ObjectStore, wanted: Iterable[LedgerObject], progress: Progress) -> None:
-        """Copies objects; raises `ObjectNotFound` and `BackupDamaged` for those that must be there."""
+        """Copies the wanted objects.
+
+        Raises `BackupDamaged` for a damaged or missing one, unless `despite_damage`.
+        """
         pending = iter(wanted)
         with ThreadPoolExecutor(COPIED_AT_ONCE, "backup") as pool:
             while batch := list(islice(pending, _BATCH)):
@@ -267,9 +287,9 @@ class BackupWriter:
                 progress(len(self._done), None)
 
     def finish(self) -> Backup:
-        """Writes the list of objects and the manifest; returns the backup.
+        """Writes the list of objects and then the manifest. Returns the description of the backup.
 
-        Raises `InstanceError` if another process has removed it as abandoned.
+        Raises `InstanceError` if another process has removed the backup as abandoned.
         """
         lines = "".join(f"{each.digest.hex()} {each.size} {each.name}\n" for each in self._done).encode()
         self._store.put(f"{self.name}/{OBJECTS}", lines)
@@ -304,11 +324,11 @@ class BackupWriter:
         return made
 
     def abandon(self) -> None:
-        """Removes what was written of a backup that failed."""
+        """Removes all objects of a backup that failed."""
         remove(self._store, self.name, BEGUN)
 
     def _last(self) -> Backup | None:
-        """Returns the instance's last backup in the store; None if this is the first one."""
+        """Returns the instance's last backup in the store, or None if there is none."""
         own = [each for each in backups(self._store) if each.instance_id == self._instance_id]
         return own[-1] if own else None
 
@@ -377,7 +397,10 @@ class BackupWriter:
             raise
 
     def _note(self, source: ObjectStore, name: str, fault: Fault) -> None:
-        """Records a damaged or missing object in the backup; raises unless `despite_damage`."""
+        """Records a damaged or missing object in the backup.
+
+        Raises `BackupDamaged` unless `despite_damage`.
+        """
         if not self._despite_damage:
             raise BackupDamaged(
                 f"{source.url}/{name} {fault}; nothing was backed up. 'dormouse check --deep' lists all "
@@ -393,7 +416,7 @@ class _Unreadable(Exception):
 
 
 def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
-    """Returns the names of the whole backups, and of those that were only begun, each sorted.
+    """Returns two sorted lists: the names of the complete backups, and the names of the incomplete backups.
 
     Raises `ObjectStoreError` for a folder that does not exist, for example on a disk that is not mounted.
     """
@@ -411,7 +434,7 @@ def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
 
 
 def objects_in(store: ObjectStore, name: str) -> Iterator[str]:
-    """Yields the names of the objects in a backup, whole or not."""
+    """Yields the names of the objects in a backup, which may be incomplete."""
     folder = f"{name}/{FOLDER}/"
     return (each.removeprefix(folder) for each, _ in store.list(folder))
 
@@ -446,7 +469,10 @@ def _get(store: ObjectStore, name: str) -> bytes:
 METADATA = "backups"
 KIND = "metadata backup"
 HELD_SECONDS_MAX = METADATA_BACKUP_SECONDS
-"""How long a backup keeps its files from collection if no other one follows: two days."""
+"""The longest time for which a metadata backup keeps its files from garbage collection: two days.
+
+Usually the next metadata backup ends this time earlier.
+"""
 
 _TIME = "%Y-%m-%dT%H%M%SZ"
 _METADATA_NAME = re.compile(rf"{METADATA}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}Z)\.tar\.gz")
@@ -454,7 +480,7 @@ _METADATA_NAME = re.compile(rf"{METADATA}/(\d+)/(\d{{4}}-\d{{2}}-\d{{2}}T\d{{6}}
 
 @dataclass(frozen=True, slots=True)
 class MetadataBackup:
-    """A metadata backup: `name` is the name of its object, `made` its time in UTC."""
+    """A metadata backup. `name` is the name of its object, and `made` is its time in UTC as text."""
 
     name: str
     incarnation: int
@@ -477,9 +503,10 @@ def take_metadata(
     *,
     keep: int,
 ) -> MetadataBackup:
-    """Takes a metadata backup, and deletes all but the last `keep`; returns the new one.
+    """Takes a metadata backup and returns it. Deletes all but the last `keep` metadata backups.
 
-    The files that it refers to are held until the next one, so that a restore from it finds them.
+    Keeps the files of the backup from garbage collection until the next metadata backup, for at most two
+    days. So a restore from it finds these files.
     """
     made = f"{datetime.now(UTC):{_TIME}}"
     last = max((each.made for each in metadata_backups(objects)), default="")
@@ -494,7 +521,10 @@ def take_metadata(
 
 
 def find_metadata(objects: ObjectStore, name: str | None) -> MetadataBackup:
-    """Returns the metadata backup of a name or time; the last one for None. Raises `InvalidInput`."""
+    """Returns the metadata backup with a name or time, or the last one for None.
+
+    Raises `InvalidInput` if there is no such backup.
+    """
     listed = metadata_backups(objects)
     for each in reversed(listed):
         if name in (None, each.name, each.made):

@@ -1,7 +1,7 @@
 """Checks of the database and the object store: tables, files of cells, payloads, and all other objects.
 
-A check only reads, in bounded memory, while everything runs. Since things change
-meanwhile, a difference is only suspected at first. It is checked again, and is a problem if it still exists.
+A check only reads, in bounded memory, while other processes change the instance. So a difference that it
+finds is only suspected at first. It is a problem if it still exists when the check looks again.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from dormouse.data.file_checks import FileReader
 
 PROBLEMS_OF_ONE_MAX = 1_000
-"""The most problems that are reported of one ledger, such as the payloads or the cells of a table."""
+"""The most problems that a check reports for one ledger, such as the ledger of payload objects."""
 RUN_OBJECTS = 100_000
-"""The most names that are sorted in memory; more are sorted on disk."""
+"""The most object names that are sorted in memory. More names are sorted on disk."""
 PROBLEMS_MAX = 10_000
 """The number of problems at which a check ends."""
 UNKNOWN_MAX = 1_000
-"""The most unknown objects that are reported, and the most quarantined objects that are counted."""
+"""The most unknown objects that a check reports, and the most quarantined objects that it counts."""
 SUSPECTS_MAX = 1_000
 
 
@@ -65,9 +65,9 @@ def _problem(fault: Fault, table: str | None, name: str, partition_id: str | Non
 
 
 def by_file(objects: Iterable[tuple[str, int]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yields (file id, (name, bytes)) for each object, sorted by file id, in bounded memory.
+    """Yields (file id, (name, size in bytes)) for each object, sorted by file id, in bounded memory.
 
-    The database reads files in this order. Ids are hexadecimal; a sketch has the id of its file.
+    The database returns files in the same order. File ids are hexadecimal. A sketch has the id of its file.
     """
     lines = map(_line, objects)
     with ExitStack() as stack:
@@ -96,13 +96,15 @@ def _listed(line: str) -> tuple[str, tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check: the numbers of tables, files and bytes checked; with `deep` the bytes were read.
+    """The result of a check.
 
-    - `problems`: a check ends at about 10,000. Unknown objects come last, at most 1,000 of them.
-    - `quarantined`: the number of objects that another timeline wrote, counted up to about 1,000. They are no
-      problems, and are kept in case that timeline is restored.
-    - `clock_jumps`: the jumps of the database's clock in the last week. They are no problems, as their
-      effects were corrected.
+    - `tables`, `files`, `bytes`: the numbers that were checked. With `deep`, the bytes were also read.
+    - `problems`: the problems that were found. A check ends at about 10,000. At most 1,000 unknown objects
+      come last.
+    - `quarantined`: the number of objects that another timeline may own, counted up to about 1,000. They are
+      not problems. They are kept in case that timeline is restored.
+    - `clock_jumps`: the jumps of the database's clock in the last week. They are not problems, because
+      Dormouse has corrected their effects.
     """
 
     tables: int
@@ -116,7 +118,10 @@ class CheckReport:
 
 @dataclass
 class _Done:
-    """The counts and problems found so far; `quarantined` counts objects that another timeline may own."""
+    """The counts and problems of a check so far.
+
+    `quarantined` counts objects that another timeline may own.
+    """
 
     ledgers: Ledgers
     adopted: int
@@ -137,7 +142,10 @@ class _Done:
         return len(self.unknown) >= UNKNOWN_MAX
 
     def look(self, table: str | None, names: Sequence[str]) -> None:
-        """Records objects that the database does not know now, and that still exist."""
+        """Checks suspected objects again.
+
+        Records those that the database does not know and that still exist.
+        """
         is_enough = {True: self.quarantined >= UNKNOWN_MAX, False: self.has_enough_unknown}
         suspects = [name for name in names if not is_enough[is_quarantined(name, self.adopted)]]
         for name in self.ledgers.unknown(suspects) if suspects else ():
@@ -156,10 +164,11 @@ class _Done:
 
 
 class Checker:
-    """A checker of tables of one instance. It calls `progress` with the number of files done.
+    """A checker of tables of one instance. It calls `progress` with the number of checked files.
 
-    Unknown objects that were written under an incarnation before `adopted` are quarantined. With `deep` and
-    `notes`, files that have no digest get one if they were read without a problem.
+    Unknown objects that were written under an incarnation before `adopted` count as quarantined. With `deep`,
+    the checker reads all files. With `deep` and `notes`, it also records digests for files that have none, if
+    it finds no problem in them.
     """
 
     def __init__(
@@ -189,7 +198,10 @@ class Checker:
         rest: bool = False,
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
-        """Checks the tables, and with `rest` the objects of no table. May be called once."""
+        """Checks the tables and returns the result. With `rest`, also checks objects that belong to no table.
+
+        Calls `finished` with the name of each checked table. May be called only once.
+        """
         try:
             for table in tables:
                 if not self._done.is_over:
@@ -203,7 +215,10 @@ class Checker:
         return self.rest(tables) if rest else self._done.report()
 
     def rest(self, tables: Sequence[TableRecord]) -> CheckReport:
-        """Checks the objects of no table; skips those below the prefixes of `tables`."""
+        """Checks the objects that belong to no table, and returns the result.
+
+        These are the objects whose names begin with no prefix of `tables`, which must be all tables.
+        """
         if not self._done.is_over:
             self._look_at(self._ledgers.of_instance)
             self._unknown(tables)
@@ -234,7 +249,10 @@ class Checker:
 
 
 class _TableObjects:
-    """A check of one table's objects against its files; with `apart`, files are read whole."""
+    """A comparison of one table's objects with the files that the database knows.
+
+    With `apart`, it reads the files.
+    """
 
     def __init__(
         self, ledgers: Ledgers, table: TableRecord, done: _Done, apart: FileReader | None, notes: bool
@@ -310,7 +328,7 @@ class _TableObjects:
                 self._note_digests()
 
     def _note_digests(self) -> None:
-        """Records digests for files that have none and were read without a problem."""
+        """Computes and records digests for files that have none and in which the check found no problem."""
         if not self._without:
             return
         digests = {}
@@ -322,7 +340,10 @@ class _TableObjects:
         self._without = []
 
     def _doubt(self, file: TrackedFile | None, name: str) -> None:
-        """Keeps an object, of a file or of none, for `_confirm`, which looks at it again."""
+        """Adds a suspected object to a list. `_confirm` checks the objects of this list again.
+
+        `file` is the file to which the object belongs, or None if the database knows no such file.
+        """
         self._doubtful.append((file, name))
         if len(self._doubtful) >= SUSPECTS_MAX:
             self._confirm()
@@ -341,7 +362,7 @@ class _TableObjects:
                     self._done.problems.append(_problem(fault, self._table.name, name))
 
     def _problems_of(self, file: TrackedFile, apart: FileReader) -> list[Problem]:
-        """Reads a file; returns its problems. If its bytes were changed, that is the only one reported."""
+        """Reads a file and returns its problems. If its digest differs, returns only this problem."""
         from dormouse.data.file_checks import Recorded, file_problems
 
         name = file.name
@@ -370,7 +391,10 @@ def _size(objects: ObjectStore, name: str) -> int | None:
 
 
 def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:
-    """Checks twice and returns the problems found both times: a concurrent change is found only once."""
+    """Checks twice, and returns the problems that were found both times.
+
+    A concurrent change looks like a problem only once.
+    """
     first = look()
     if not first:
         return []
@@ -383,20 +407,24 @@ def _twice(look: Callable[[], list[Problem]]) -> list[Problem]:
 # the share is checked without a problem.
 
 KIND = "check"
-"""The beginning of the rounds' kinds; before there were shares, it was the only kind."""
+"""The text with which the kinds of the rounds of checks begin, such as "check 3".
+
+Earlier releases checked all tables in one round of the kind "check".
+"""
 
 REST = f"{KIND} rest"
 SHARES = 7
 SECONDS_MIN = 60.0
-"""The time that must be left to begin another table."""
+"""The seconds that must be left before a time limit, so that the check of another table begins."""
 
 
 def checks(
     ledgers: Ledgers, seconds_left: Callable[[], float] = lambda: math.inf
 ) -> Mapping[str, Callable[[], None]]:
-    """Returns the checks that are due, by the kinds of their rounds: those of today, and those that failed.
+    """Returns the due checks as functions, by the kinds of their rounds.
 
-    They are shuffled, so that a time limit does not leave out the same ones each day.
+    The checks of today's share of tables are due, and the checks whose last round failed. Their order is
+    random, so that a time limit does not leave out the same checks each day.
     """
     rounds, tables = InstanceRounds(ledgers.supplier), ledgers.catalog.tables()
     shares: dict[str, list[TableRecord]] = {f"{KIND} {number}": [] for number in range(SHARES)}
@@ -420,9 +448,10 @@ def checks(
 
 
 def _check_tables(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:
-    """Checks tables without reading their files; raises `CheckFailed`, or an error if the time was too short.
+    """Checks tables without reading their files.
 
-    They are shuffled, so that a time limit does not leave out the same ones each day.
+    Their order is random, so that a time limit does not leave out the same tables each day. Raises
+    `CheckFailed` for problems, and `DormouseError` if the time limit was reached.
     """
     done, problems = 0, tuple[Problem, ...]()
     for table in random.sample(tables, len(tables)):

@@ -46,15 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Rounds = Callable[[], Mapping[str, Callable[[], object]]]
-"""A function that returns pieces of work, by their kinds."""
+"""A function that returns the work of rounds: for each kind of round, a function that does its work."""
 
 KEEP_DAYS_MAX = 36_500
 PAYLOAD_SECONDS_MAX = 600.0
-"""How long `maintain` offloads payloads each hour at most, while tables wait."""
+"""The most seconds per hour for which `maintain` works on payloads. Tables wait during this time."""
 
 
 class Durability:
-    """The durability of one instance. `api.Instance` describes the methods of the same names."""
+    """The implementation of the methods of `api.Instance` for ownership, checks, backups and maintenance.
+
+    `api.Instance` documents the methods of the same names.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class Durability:
         self.catalog = Catalog(supplier, self.attempts)
 
     def open(self, *, writers_are_dead: bool) -> bool:
-        """Checks that database and object store belong together; returns whether this process may write."""
+        """Checks that the database owns the object store. Returns whether this process may write.
+
+        With `writers_are_dead`, all earlier writers have ended, and their write attempts are abandoned.
+        """
         is_standby, own = self._supplier.is_standby(), self.ownership
         if is_standby or own.read_only:
             own.read_only = True
@@ -141,7 +147,11 @@ class Durability:
         tell: Callable[[str], object],
         metrics: Path | None,
     ) -> Maintenance:
-        """Maintains the tables; `daily` returns more work for once a day, `numbers` more metrics."""
+        """Maintains the tables until `stop` is set, or with `once` for one cycle.
+
+        `daily` returns additional work for once a day. `numbers` returns additional metrics for the file
+        `metrics`. `tell` is called with lines about the progress.
+        """
         from dormouse.durability import checking
         from dormouse.durability.backups import KIND, take_metadata
         from dormouse.durability.maintaining import Maintainer
@@ -235,7 +245,7 @@ class Durability:
 
     @property
     def _adopted(self) -> int:
-        """The incarnation before which another timeline may have written objects."""
+        """The number of the incarnation before which another timeline may have written objects."""
         # for a copy, every object that it does not know may be the owner's
         is_copy = self.ownership.look(self.catalog.instance_id()) is not None
         return sys.maxsize if is_copy else self.ownership.adopted
@@ -274,7 +284,10 @@ class Durability:
         return number
 
     def _recover_payloads(self, tell: Callable[[str], object]) -> None:
-        """Points payloads to objects that the previous owner wrote; called after the adoption has ended."""
+        """Changes pointers to lost payload objects, so that they lead to objects of the previous owner.
+
+        Must be called after the adoption has ended.
+        """
         try:
             lines = self._payloads().recover()
         except DormouseError as error:

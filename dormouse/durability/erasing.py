@@ -1,8 +1,9 @@
-"""The erasure of rows: they are deleted, and removed at once from all files, the history and the store.
+"""The erasure of rows: they are deleted, and removed from all files, the history and the object store.
 
-Each step records its progress in the database. If an erasure is interrupted, calling it again continues it,
-also deletes rows that were added since, and keeps the files found so far. The files with rows are recorded
-before the first of them is deleted; from then on, moments that need them have expired.
+Each step records its progress in the database. If an erasure is interrupted, another call continues it, and
+also deletes rows that were added since. The other call does not read the same files again. The erasure
+records the files with rows before it deletes the first of them. From then on, moments that need these files
+have expired.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ RUN_SECONDS = 24 * 3600.0
 WAIT_SECONDS = 60.0
 IGNORED_HOLDS = ("metadata backup ", "reader ")
 RunsJobsOf = Callable[..., Generator[CompactionResult, None, None]]
-"""A function like `compact_in_threads` that takes `run_id`."""
+"""A function that runs the compaction jobs of a run, and yields their results. It takes `run_id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A version of a deleted object, which the store's `list` does not return."""
+    """A version of a deleted or overwritten object in an S3 bucket. The store's `list` does not return it."""
 
     name: str
     byte_count: int
@@ -75,7 +76,10 @@ class Hidden:
 
 
 class HiddenVersions:
-    """The versions of a store's deleted objects; a folder has none. Raises `InstanceError` if S3 refuses."""
+    """The versions of deleted objects that an S3 bucket keeps. A store in a folder has none.
+
+    Methods raise `InstanceError` if S3 refuses the access.
+    """
 
     def __init__(self, objects: ObjectStore) -> None:
         self._prefix = ""
@@ -99,7 +103,10 @@ class HiddenVersions:
             self._versions.fetch(hidden.version, path)
 
     def delete(self, names: Iterable[str]) -> int:
-        """Deletes all versions of deleted objects; returns how many."""
+        """Deletes all versions of the named objects, except the current version of an object that exists.
+
+        Returns the number of deleted versions.
+        """
         if self._versions is None:
             return 0
         every = [
@@ -118,20 +125,20 @@ class HiddenVersions:
         return sum(version.byte_count is not None for version in old)
 
     def replicas(self) -> list[str]:
-        """Returns the places with copies of the store's objects, which keep what is deleted here."""
+        """Returns the places to which the store's objects are copied; they keep deleted objects."""
         return [] if self._versions is None else self._versions.replicas()
 
 
 def _of_deleted(versions: list[Version]) -> list[Version]:
-    """Returns all versions of a key but the current object."""
+    """Returns the versions of one key, without the version that is the current object."""
     return [each for each in versions if not (each.is_latest and each.byte_count is not None)]
 
 
 class Elsewhere:
-    """The search for rows in objects that are no files of the table, and in backups.
+    """The search for an erasure's rows in backups, and in objects that are not files of the table.
 
     Such objects may belong to another timeline, or were left by programs that died. `looked` counts the
-    objects read, `versions` the old versions deleted.
+    objects that were read. `versions` counts the old versions that were deleted.
     """
 
     def __init__(self, context: TableContext, erasure: Erasure, condition: str) -> None:
@@ -144,13 +151,18 @@ class Elsewhere:
         self.unreadable: list[str] = []
 
     def delete_versions(self, filenames: Iterable[str]) -> int:
-        """Deletes the versions that the store keeps of deleted files and their sketches; returns how many."""
+        """Deletes the versions that the store keeps of deleted files and their sketches.
+
+        Returns their number.
+        """
         return self._hidden.delete(part for name in filenames for part in (name, name + SKETCHES_SUFFIX))
 
     def look(self, writers: Sequence[tuple[str, str]], progress: Progress) -> None:
-        """Reads all objects below the table's prefixes that are no files of it; deletes those with rows.
+        """Reads the objects below the table's prefixes that are not its files.
 
-        Skips the objects of `writers`, which are attempts that still run.
+        Deletes objects with rows of the erasure.
+
+        Skips the objects of `writers`: write attempts that still run, as (attempt id, prefix) pairs.
         """
         own = tuple(prefix for _, prefix in writers)
         for prefix in self._context.table.object_prefixes:
@@ -170,10 +182,11 @@ class Elsewhere:
                     progress(self.looked, None)
 
     def backups(self, places: Sequence[str]) -> Iterator[str]:
-        """Yields the names of backups that still have rows, and of those that may, with the reason.
+        """Yields the names of the backups that have rows of the erasure.
 
-        It searches every place in which a backup of the instance was begun, and `places`. It reads only those
-        files of a backup that the table no longer has; for the others the result is known.
+        If a backup may have rows but could not be checked, a reason in brackets follows its name. Searches
+        `places`, and each place in which a backup of the instance was begun. Reads only those files of a
+        backup that the table no longer has, because the erasure already knows the others.
         """
         files = set(self._erasure.filenames())
         known = backups_taken(self._context.supplier)
@@ -188,9 +201,10 @@ class Elsewhere:
     def _in_place(
         self, place: str, noted: Sequence[str], files: set[str]
     ) -> Iterator[tuple[str, str | None]]:
-        """Yields the name of each backup in a place that has rows, and of each that may, with the reason.
+        """Yields the backups in a place that have or may have rows of the erasure, as (name, problem) pairs.
 
-        `noted` are the names of the backups of this instance that were begun there.
+        The problem is None if the backup has rows. Otherwise it says why the backup only may have rows.
+        `noted` are the names of the backups that this instance has begun in the place.
         """
         try:
             store = open_store(place)
@@ -226,7 +240,10 @@ class Elsewhere:
         return any(self._rows(name, None, folder) for page in pages for name in checks.unknown(page))
 
     def _unknown(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Yields the objects that are no files of the table, no sketches, and of no attempt, with sizes."""
+        """Yields objects that are neither files of the table nor sketches nor of a write attempt.
+
+        Each is a (name, size in bytes) pair.
+        """
         checks = FileChecks(self._context.store.own)
         attempts = self._context.attempts
         objects = self._context.objects.list(prefix)
@@ -245,9 +262,10 @@ class Elsewhere:
             self.versions += self.delete_versions([name])
 
     def _rows(self, name: str, size: int | None, objects: ObjectStore | None = None, copy: str = "") -> int:
-        """Returns how many rows of the erasure an object has; reads `copy` in `objects` if given.
+        """Returns the number of rows in an object that the erasure must remove.
 
-        An object that cannot be read counts 0, and is added to `unreadable`.
+        With `objects`, reads the object `copy` of that store instead. If the object cannot be read, adds it
+        to `unreadable` and returns 0.
         """
         context = self._context if objects is None else replace(self._context, objects=objects)
         place = copy or name
@@ -272,18 +290,19 @@ class Elsewhere:
 class EraseReport:
     """The proof of an erasure.
 
-    - `deletion_id`, `deleted_at`: the deletion; None for a dry run, which reads only files of the table.
-    - `files_looked_at`: the files of the table and its history that were read.
-    - `objects_looked_at`: the other objects of the store that were read.
-    - `files`: the files and objects that had rows, and were deleted.
-    - `rows`: the rows found in them; a row counts once for each copy.
-    - `versions`: the versions of deleted objects that were deleted, too.
-    - `consumers`: the consumers that did not read the deletion in time; their next read raises `CutExpired`.
-    - `backups`: the backups that still have rows, and the metadata backups with keys of such rows. A reason
-      in brackets follows for a backup that is not whole or cannot be read.
+    - `deletion_id`, `deleted_at`: the id and time of the deletion. Both are None for a dry run, which reads
+      only files of the table.
+    - `files_looked_at`: the number of files of the table and its history that were read.
+    - `objects_looked_at`: the number of other objects of the store that were read.
+    - `files`: the number of files and objects that had rows, and were deleted.
+    - `rows`: the number of rows found in these files. Each copy of a row counts.
+    - `versions`: the number of old versions of these objects that were also deleted.
+    - `consumers`: the consumers that did not read the deletion in time. Their next read raises `CutExpired`.
+    - `backups`: the backups that still have rows, and the metadata backups with keys of such rows. If a
+      backup is incomplete or cannot be read, a reason in brackets follows its name.
     - `unreadable`: the objects outside the table that could not be read.
-    - `open`: the write attempts that began before the deletion and still run, and may add rows. Erase again
-      when they have ended. If there is none, the erasure `is_finished`.
+    - `open`: the write attempts that began before the deletion, still run, and may add rows. Erase again when
+      they have ended. If there is none, the erasure `is_finished`.
     """
 
     deletion_id: int | None
@@ -325,7 +344,10 @@ def erase(
     progress: Progress = no_progress,
     on_spark: RunsJobsOf | None = None,
 ) -> EraseReport:
-    """Deletes the rows that match, and removes them from all files; raises as `Table.erase`."""
+    """Deletes the rows that match a condition, removes them from all files, and returns the proof.
+
+    Raises the errors of `Table.erase`.
+    """
     check_engine(engine)
     started = time.monotonic()
     erasure, at, condition = on_current(context, lambda now: _begun(now, where))
@@ -363,7 +385,10 @@ def erase(
 
 
 def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime, str]:
-    """Begins or continues an erasure; returns it, the time of its deletion, and the deletion's condition."""
+    """Begins an erasure, or continues one with the same condition.
+
+    Returns the erasure, the time of its deletion, and the deletion's condition.
+    """
     question, condition = _question(context, where)
     bounds, by_values = bounds_to_delete(context, question)
     erasure, at, older = begin_erasure(
@@ -384,7 +409,7 @@ def _question(context: TableContext, where: DeleteWhere) -> tuple[Question, str]
 
 
 def would_erase(context: TableContext, where: DeleteWhere, progress: Progress) -> EraseReport:
-    """Returns how many rows an erasure would find in files of the table and its history; changes nothing."""
+    """Returns the report of a dry run, which counts rows in the files of the table and its history."""
     return on_current(context, lambda now: _would_erase(now, where, progress))
 
 
@@ -403,7 +428,7 @@ def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) 
 
 
 class _Erasing:
-    """One run of an erasure; `looked` counts the files read."""
+    """One run of an erasure. `looked` counts the files that it has read."""
 
     def __init__(
         self,
@@ -423,10 +448,10 @@ class _Erasing:
         self.looked = 0
 
     def rewrite(self) -> None:
-        """Merges all referenced files with rows into files without them.
+        """Merges all referenced files that have rows of the erasure into files without these rows.
 
-        Jobs that began before may add files with rows meanwhile. So it repeats until no file with rows is
-        referenced, and reading the files after that finds no other.
+        Compaction jobs that began before the deletion may meanwhile add files with such rows. So the method
+        repeats until no referenced file has such rows, and no new file with such rows is found.
         """
         jobs, run_id = self._context.jobs, self._erasure.run_id
         tries = 0
@@ -446,7 +471,10 @@ class _Erasing:
                 time.sleep(backoff_seconds(tries))
 
     def _look(self) -> int:
-        """Reads the files that may have rows and were not read before; returns how many of them have some."""
+        """Reads the files that may have rows of the erasure and were not read before.
+
+        Returns the number of files that have such rows.
+        """
         with_rows = 0
         for page in self._erasure.candidates():
             unknown = [each for each in page if not each.is_found]
@@ -499,9 +527,11 @@ class _Erasing:
                     )
 
     def wait_for_readers(self) -> list[str]:
-        """Waits for consumers that have not read the deletion yet; returns those that are still late.
+        """Waits until all consumers have read the deletion.
 
-        Raises `TableBusy` when a hold, as of a backup that is being taken or of an adoption, keeps the files.
+        Returns the consumers that did not read it in time.
+
+        Raises `TableBusy` if a hold still keeps the files, for example of a running backup or of an adoption.
         """
         tries = 0
         while True:
@@ -528,9 +558,11 @@ class _Erasing:
         return late
 
     def free(self, elsewhere: Elsewhere) -> int:
-        """Deletes the files that had rows, even if the history keeps them; returns how many object versions.
+        """Deletes the files that had rows of the erasure, also those that the history keeps.
 
-        Raises `CheckFailed` while references are lost, and `ObjectStoreError`; erase again after either.
+        Returns the number of old object versions that were deleted with the files. Raises `CheckFailed` while
+        the table has lost references, and `ObjectStoreError`. After either error, another erasure must
+        follow.
         """
         versions = 0
         self._context.garbage.look()
@@ -547,9 +579,12 @@ class _Erasing:
         return versions
 
     def end_writers(self, *, abandon: bool) -> list[tuple[str, str]]:
-        """Waits for writers that began before, or abandons them; returns those that still run.
+        """Waits for writers that began before the deletion.
 
-        Then deletes the objects of abandoned attempts.
+        With `abandon`, ends their write attempts instead.
+
+        Then deletes the objects of abandoned attempts. Returns the writers that still run, as (attempt id,
+        object prefix) pairs.
         """
         tries = 0
         while (writers := self._erasure.writers()) and not abandon and time.monotonic() < self._until:

@@ -28,7 +28,7 @@ _STARTED = 19  # in /proc/<pid>/stat, counted from the state, which follows the 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of some host; empty fields are not known."""
+    """A process of some host. Fields that are not known are empty."""
 
     host: str = ""
     boot: str = ""
@@ -37,9 +37,10 @@ class Process:
     started: str = ""
 
     def is_gone(self) -> bool:
-        """Returns whether the process has certainly ended.
+        """Returns True only if the process has certainly ended.
 
-        This is known only for processes of this host, boot and namespace of process ids.
+        This is certain only for a process of this host, of the host's present boot, and of this namespace of
+        ids.
         """
         # the boot id alone is not enough: machines that were cloned from one snapshot share it
         here = (socket.gethostname(), boot(), namespace())
@@ -65,12 +66,12 @@ def this_process() -> Process:
 
 
 def process_here(pid: int) -> Process:
-    """Returns the process that has an id in this namespace now."""
+    """Returns the process that now has the given id in this process's namespace of ids."""
     return Process(socket.gethostname(), boot(), namespace(), pid, _state_of(pid)[1])
 
 
 def boot() -> str:
-    """Returns the id of the host's boot; empty where it is not known."""
+    """Returns the id of the host's present boot, or an empty text if the id is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -78,7 +79,7 @@ def boot() -> str:
 
 
 def namespace() -> str:
-    """Returns this process's namespace of process ids; empty where it is not known."""
+    """Returns this process's namespace of process ids, or an empty text if the namespace is not known."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -86,7 +87,10 @@ def namespace() -> str:
 
 
 def _state_of(pid: int) -> tuple[str, str]:
-    """Returns a process's state, and when it started, in ticks since the boot; empty where not known."""
+    """Returns the state of a process, and its start time in ticks since the boot.
+
+    Unknown values are empty texts.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], fields[_STARTED]
@@ -106,25 +110,25 @@ _DELETION = re.compile(rf"{NOW}/deletion-(\d{{1,18}})-[0-9a-f]+\.json")
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The records in the store, from one listing."""
+    """The records of ownership in the store, as one listing of the store found them."""
 
     last: int = 0
-    """The number of the last incarnation; 0 if there is none."""
+    """The number of the last incarnation, or 0 if there is none."""
 
     milestones: tuple[tuple[int, int], ...] = ()
-    """The incarnation and the number of each milestone."""
+    """Pairs of the number of an incarnation and the number of a milestone in it."""
 
     deletions: tuple[tuple[int, str], ...] = ()
-    """The incarnation and the name of each announcement of a deletion."""
+    """Pairs of the number of an incarnation and the name of an announcement of a deletion in it."""
 
     @property
     def milestone(self) -> int:
-        """The number of the last milestone of the last incarnation; 0 if there is none."""
+        """The number of the last milestone of the last incarnation, or 0 if there is none."""
         return max((milestone for number, milestone in self.milestones if number == self.last), default=0)
 
 
 def records(objects: ObjectStore) -> Records:
-    """Returns the store's records as they are now."""
+    """Lists the store's records of ownership and returns them."""
     last = 0
     milestones: list[tuple[int, int]] = []
     deletions: list[tuple[int, str]] = []
@@ -147,12 +151,12 @@ def milestone_name(number: int, milestone: int) -> str:
 
 
 def new_deletion_name(number: int) -> str:
-    """Returns a name for an announcement of a deletion, which no other one has."""
+    """Returns a unique name for an announcement of a deletion. `number` is that of the incarnation."""
     return f"{NOW}/deletion-{number}-{secrets.token_hex(8)}.json"
 
 
 def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
-    """Returns the id under `key` of a record, and when and where it was made.
+    """Returns the id that a record has under `key`, and a text with the time and host of the record.
 
     Raises `ObjectNotFound` and `NotAnInstance`.
     """
@@ -164,7 +168,7 @@ def read_record(objects: ObjectStore, name: str, key: str) -> tuple[str, str]:
 
 
 def written_now() -> str:
-    """Returns the time and the host, as text for a record that is made now."""
+    """Returns a text with the present time and the name of this host, for a new record."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {socket.gethostname()}"
 
 
@@ -178,12 +182,12 @@ _QUERIES = load(__file__, "incarnations")
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """An incarnation as the database has it.
+    """An incarnation as the database has recorded it.
 
-    - `confirmed`: the store has it, too.
-    - `here`: it was made in this very database.
+    - `confirmed`: True if the store also has this incarnation.
+    - `here`: True if the incarnation was made in this database, and not in one of which this is a copy.
     - `seconds`: the age of its last milestone.
-    - `moved`: something may have been committed since that milestone.
+    - `moved`: True if something may have been committed since that milestone.
     """
 
     number: int
@@ -208,21 +212,26 @@ def known(supplier: Supplier) -> list[Incarnation]:
 
 
 def last_adopted(supplier: Supplier) -> int:
-    """Returns the number of the incarnation that the last adoption began; 0 if there was none."""
+    """Returns the number of the incarnation that the last adoption began, or 0 if there was no adoption."""
     return int(run_lookup(supplier, rows_of(_QUERIES["adopted"]), operation="read incarnations")[0][0])
 
 
 def on_disk(conn: psycopg.Connection[Any]) -> None:
-    """Makes the transaction wait for the disk, whatever the role's settings: the store will refer to it."""
+    """Makes the commit of the transaction wait for the disk, even if the role's settings would not.
+
+    This is needed because the store will refer to the result of the transaction.
+    """
     conn.execute(_QUERIES["on_disk"].on())
 
 
 def intend(
     conn: psycopg.Connection[Any], number: int, reason: Reason, began_xid: int | None = None
 ) -> Incarnation:
-    """Records, in a transaction, an incarnation that the store does not have yet; returns it.
+    """Records an incarnation that the store does not have yet, and returns it.
 
-    Raises `UniqueViolation` if another process does the same.
+    Must be called in a transaction.
+
+    Raises psycopg's `UniqueViolation` if another process records an incarnation with the same number.
     """
     on_disk(conn)
     values = {"number": number, "reason": reason, "cluster": cluster_of(conn.info.host)}
@@ -231,12 +240,17 @@ def intend(
 
 
 def settle(conn: psycopg.Connection[Any], number: int, *, ours: bool) -> None:
-    """Confirms, in a transaction, an intended incarnation; deletes it if another database got its number."""
+    """Confirms an intended incarnation if it is `ours`, and deletes it otherwise.
+
+    Must be called in a transaction.
+
+    The incarnation is not `ours` if another database has written its number to the store.
+    """
     conn.execute(_QUERIES["confirm" if ours else "withdraw"].on(), {"number": number, "kept": KEPT})
 
 
 def cluster_of(host: str) -> str | None:
-    """Returns the name of the Aurora cluster of an endpoint for writers or readers; None for other hosts."""
+    """Returns the name of the Aurora cluster to which an endpoint belongs, or None for other hosts."""
     match = _ENDPOINT.fullmatch(host)
     return None if match is None else match[1]
 

@@ -1,6 +1,7 @@
-"""The ledgers, which are all that the database knows of objects; and orphans, objects that it does not know.
+"""Ledgers and orphans. A ledger lists objects of one kind that the database knows. Orphans are in no ledger.
 
-Checks, orphans, backups and quarantine are loops over the ledgers: a new kind of object needs one more here.
+Checks, backups and the search for orphans are loops over the ledgers. So a new kind of object needs a new
+ledger here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dormouse.state.files.layout import OwnTables
 from dormouse.state.files.write_streams import PutFiles
 
 FOLDERS = (PAYLOADS, ANSWERS)
-"""The first segments of the names of objects that are in a ledger and belong to no table."""
+"""The first path segments of the names of objects that a ledger has but that belong to no table."""
 
 _OF_JOB = re.compile(rf"{ANSWERS}/([0-9a-f]{{32}})/")
 _ANSWER = re.compile(rf"{ANSWERS}/[0-9a-f]{{32}}/\d+\.parquet")
@@ -39,7 +40,7 @@ _QUERIES = load(__file__, "ledgers")
 
 
 class Ledgers:
-    """The ledgers of an instance. Answers are not cached, as the owner of an object may change."""
+    """The ledgers of an instance. Results are not cached, because the owner of an object may change."""
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         from dormouse.payloads.pack import PayloadObjects
@@ -50,7 +51,7 @@ class Ledgers:
         self.of_instance: tuple[Ledger, ...] = (PayloadObjects(supplier, objects), JobObjects(supplier))
 
     def of_table(self, table: TableRecord) -> tuple[Ledger, ...]:
-        """Returns the ledgers of a table's objects that are no files."""
+        """Returns the ledgers of those objects of a table that are not its Parquet files."""
         return (PutFiles(self.supplier, table),) if is_edited(table.properties) else ()
 
     def files(self, table: TableRecord) -> FileChecks:
@@ -58,7 +59,7 @@ class Ledgers:
         return FileChecks(OwnTables(self.supplier, table))
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields every object that a ledger knows to be written."""
+        """Yields each object that was written according to a ledger."""
         for table in self.catalog.tables():
             with suppress(TableNotFound):  # dropped meanwhile
                 for ledger in (*self.of_table(table), self.files(table)):
@@ -68,12 +69,15 @@ class Ledgers:
 
     @staticmethod
     def is_record(name: str) -> bool:
-        """Returns whether an object is a record of the instance, like `instance.json`, and in no ledger."""
+        """Returns whether an object is a record of the instance, such as `instance.json`.
+
+        No ledger has such objects.
+        """
         first = name.split("/", 1)[0]
         return first in RECORDS and first not in FOLDERS
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns the names that no ledger knows, and that are no records."""
+        """Returns those of the names that no ledger has and that are not records of the instance."""
         impossible = [name for name in names if not is_text(name)]
         others = [name for name in names if is_text(name) and not self.is_record(name)]
         # attempts first: if one commits in between, the table knows its files
@@ -83,9 +87,10 @@ class Ledgers:
         return self._of_no_table(others) + impossible
 
     def _of_no_table(self, names: Sequence[str]) -> list[str]:
-        """Returns the names that are of no table.
+        """Returns those of the names that are not files of any table.
 
-        Most names show their table, and are looked up there alone; the others are looked up in each table.
+        The prefix of most names shows their table, and these names are looked up in that table alone. All
+        other names are looked up in every table.
         """
         tables = self.catalog.tables()
         owners = {prefix: table.table_id for table in tables for prefix in table.object_prefixes}
@@ -114,11 +119,11 @@ class JobObjects:
         self._supplier = supplier
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields nothing: a job records which objects it may have written, not which it did."""
+        """Yields nothing, because a job records only the objects that it may have written."""
         return iter(())
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns the names that are of no job in the database, in whatever state."""
+        """Returns those of the names that belong to no job in the database. Jobs in all states count."""
         keys = of_jobs(names)
         work = rows_of(_QUERIES["known"], {"job_keys": list(set(keys.values()))})
         rows = run_lookup(self._supplier, work, operation="find jobs of objects") if keys else []
@@ -127,12 +132,12 @@ class JobObjects:
 
 
 def of_jobs(names: Sequence[str]) -> Mapping[str, UUID]:
-    """Returns the job of each name; leaves out names that are of no job."""
+    """Returns the id of the job to which each name belongs. Leaves out names that belong to no job."""
     return {name: UUID(match[1]) for name in names if (match := _OF_JOB.match(name))}
 
 
 def is_answer(name: str) -> bool:
-    """Returns whether an object is the answer of a job, and not data sent for one."""
+    """Returns whether the name is that of a job's answer, and not of data that was sent for a job."""
     return _ANSWER.fullmatch(name) is not None
 
 
@@ -144,7 +149,8 @@ def is_answer(name: str) -> bool:
 def is_there(objects: ObjectStore, name: str) -> bool:
     """Returns whether a listed object still exists.
 
-    A collected object is deleted before its record, so it may have been listed and then be unknown.
+    Garbage collection deletes an object before its record. So a listed object that the database no longer
+    knows may have been collected.
     """
     try:
         return objects.size(name) >= 0
@@ -158,8 +164,8 @@ def is_there(objects: ObjectStore, name: str) -> bool:
 class Orphan:
     """An object that the database does not know.
 
-    `quarantined`: another timeline may own it. It was written before this database was adopted, or this
-    database is a copy that was not adopted.
+    It is `quarantined` if another timeline may own it. This is so if the object was written before this
+    database was adopted, or if this database is a copy that was not adopted.
     """
 
     name: str
@@ -169,9 +175,12 @@ class Orphan:
 
 
 def orphan_pages(ledgers: Ledgers, adopted: int, older_than: timedelta) -> Iterator[list[Orphan]]:
-    """Yields the orphans in pages; those written under incarnations before `adopted` are quarantined.
+    """Yields the orphans in pages.
 
-    Skips objects younger than `older_than`, as a program may write objects before it records them.
+    Orphans that were written under incarnations before `adopted` are quarantined.
+
+    Skips objects younger than `older_than`, because a program may write objects before it records them.
+    Raises `InvalidInput` for an invalid `older_than`.
     """
     if not isinstance(older_than, timedelta) or older_than < timedelta(0):
         raise InvalidInput(f"older_than must be a timedelta of 0 or more, not {older_than!r}")
@@ -189,14 +198,14 @@ def orphan_pages(ledgers: Ledgers, adopted: int, older_than: timedelta) -> Itera
 
 
 def delete_orphans(ledgers: Ledgers, adopted: int, older_than: timedelta, progress: Progress) -> Swept:
-    """Deletes the orphans, one page after another."""
+    """Deletes the orphans, one page after another, and returns the numbers of deleted objects and bytes."""
     pages = orphan_pages(ledgers, adopted, older_than)
     named = ([(orphan.name, orphan.byte_count) for orphan in page] for page in pages)
     return sweep(ledgers.objects, named, progress=progress)
 
 
 def is_quarantined(name: str, adopted: int) -> bool:
-    """Returns whether another timeline may own an object that the database does not know: see `Orphan`."""
+    """Returns whether another timeline may own an orphan. `adopted` is the last adoption's incarnation."""
     if adopted and name.split("/", 1)[0] in FOLDERS:
         return True
     if not adopted or not _OF_TABLE.match(name):

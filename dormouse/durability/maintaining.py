@@ -1,8 +1,8 @@
 """The maintenance of an instance in a folder or on the user's servers; a deployed instance has schedules.
 
-Each table in turn gets a cut of its history, splits, merges, compactions, retention and collection. Work of
-the instance, such as the backup of its metadata, is done once a day. A failure is recorded with the table or
-the instance, and does not stop the rest.
+For one table after another, maintenance records a cut of the history, splits, merges, compacts, applies the
+retention and collects garbage. Once a day it does work of the whole instance, such as the metadata backup. It
+records a failure with the table or the instance, and continues with the other work.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ if TYPE_CHECKING:
 # Rounds of maintenance of the whole instance, not of a table.
 
 AGAIN_SECONDS = 3_600.0
-"""The pause before a round that failed is tried again."""
+"""The seconds after which a round that failed is tried again."""
 
 _QUERIES = load(__file__, "maintaining")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRound:
-    """The last round of a kind: `error` if it failed, and `well_at`, when a round last succeeded."""
+    """The last round of one kind.
+
+    `error` is the reason of a failure, or None. `well_at` is the time of the last round that succeeded.
+    """
 
     kind: str
     began_at: datetime
@@ -58,7 +61,7 @@ class InstanceRound:
 
 
 class InstanceRounds:
-    """The rounds of an instance."""
+    """The records of the rounds of an instance."""
 
     def __init__(self, supplier: Supplier) -> None:
         self._supplier = supplier
@@ -69,13 +72,13 @@ class InstanceRounds:
         return [InstanceRound(*row) for row in rows]
 
     def is_due(self, kind: str, every_seconds: float) -> bool:
-        """Returns whether `every_seconds` have passed since the last round, or an hour since a failed one."""
+        """Returns whether a round is due, `every_seconds` after the last or an hour after a failed round."""
         values = {"kind": kind, "every_seconds": every_seconds, "again_seconds": AGAIN_SECONDS}
         work = rows_of(_QUERIES["is_due"], values)
         return bool(run_lookup(self._supplier, work, operation="read rounds")[0][0])
 
     def run(self, kind: str, work: Callable[[], object]) -> None:
-        """Runs a round, and records how it ended."""
+        """Does the work of a round, and records its duration and error. Raises the error of the work."""
         began = time.monotonic()
         try:
             work()
@@ -85,7 +88,10 @@ class InstanceRounds:
         self._record(kind, began, None)
 
     def divide(self, kind: str, into: Sequence[str]) -> None:
-        """Replaces a kind of rounds by several; if it had failed, each of them counts as failed."""
+        """Replaces the record of one kind of round by records of several kinds.
+
+        If the last round of the old kind failed, the last rounds of all new kinds count as failed.
+        """
         values = {"kind": kind, "into": list(into)}
         run_transaction(
             self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a kind of rounds"
@@ -93,9 +99,9 @@ class InstanceRounds:
 
     @contextmanager
     def alone(self) -> Iterator[SessionLock]:
-        """Keeps other processes from maintaining the instance until the end.
+        """Keeps other processes from maintaining the instance while the block runs.
 
-        Raises `InstanceLocked` when another process does it.
+        Raises `InstanceLocked` if another process already maintains the instance.
         """
         taken_over = partial(
             MaintenanceTakenOver,
@@ -117,7 +123,7 @@ COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
 HOUR_SECONDS = 3_600.0
 LINES_MAX = 100
-"""The failures, and the partitions, that a report keeps at most."""
+"""The most failures, and the most partitions, that a report keeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +146,11 @@ class Maintained(Protocol):
 
 @dataclass(slots=True)
 class Maintenance:
-    """The totals of a process's maintenance.
+    """The totals of all maintenance that a process has done.
 
     - `failures`: the last 100 failures, one line each.
-    - `one_key_partitions`: a line for each of the last 100 full leaves that cannot be split, as all their
-      rows have one key.
+    - `one_key_partitions`: a line for each of the last 100 full leaves that cannot be split, because all
+      their rows have one key.
     """
 
     cycles: int = 0
@@ -158,7 +164,10 @@ class Maintenance:
 
 
 class Maintainer:
-    """A maintainer of the tables that `tables` returns; runs the work that `daily` and `hourly` return."""
+    """A maintainer of the tables that `tables` returns.
+
+    Once a day it runs the work that `daily` returns, and once an hour the work that `hourly` returns.
+    """
 
     def __init__(
         self,
@@ -180,10 +189,10 @@ class Maintainer:
         self.done = Maintenance()
 
     def run(self, stop: threading.Event, *, once: bool = False, cycle_seconds: float = CYCLE_SECONDS) -> None:
-        """Maintains the instance until `stop` is set, or for one cycle.
+        """Maintains the instance until `stop` is set, or with `once` for one cycle.
 
-        Raises `InstanceReadOnly`, `InstanceLocked` when another process maintains the instance, and
-        `MaintenanceTakenOver` when another process took over after this one lost its database session.
+        Raises `InstanceReadOnly`, and `InstanceLocked` if another process maintains the instance. Raises
+        `MaintenanceTakenOver` if this process lost its database session and another process then took over.
         """
         with self._rounds.alone() as alone:
             self._alone = alone
@@ -232,7 +241,9 @@ class Maintainer:
         return table.merge(rest_seconds=REST_SECONDS) if wanted else None
 
     def _try(self, what: str, work: Callable[[], Any]) -> Any:
-        """Returns what `work` returns; records a failure and returns None.
+        """Returns the result of `work`.
+
+        If `work` fails, records the failure under the name `what` and returns None.
 
         Checks first that this process is still the only one that maintains the instance.
         """
@@ -284,7 +295,7 @@ _OF_PAYLOADS = {
 
 
 class Number(NamedTuple):
-    """A metric of an instance: its name without the prefix, its description, value and labels."""
+    """A metric of an instance. Its name is without the prefix that all metrics have."""
 
     name: str
     what: str
@@ -311,7 +322,7 @@ def write_metrics(
     done: Maintenance,
     others: Iterable[Number] = (),
 ) -> None:
-    """Writes the metrics file, replacing it atomically; `tables` are the statuses of tables.
+    """Writes the metrics to a file, which is replaced atomically. `tables` are the statuses of the tables.
 
     Raises `DependencyMissing` and `OSError`.
     """

@@ -1,22 +1,22 @@
 """Ownership of an object store: only the database that made its last incarnation may write and delete there.
 
-An _incarnation_ is a number and a UUID. Both the database and the store have it; in the store it is
-`owner/<number>.json`, which is created exclusively, so only one database gets a number. Databases are copied
-by dumps, snapshots and clones, but their store is not, and objects that a copy deleted would be missing in
-the original. So a database may only read, until it is adopted, if its last incarnation is not the store's, or
-was made in another database.
+An _incarnation_ is a number and a UUID, which both the database and the store have. In the store, it is the
+object `owner/<number>.json`. This object is created exclusively, so only one database gets a number. Dumps,
+snapshots and clones copy a database, but not its store. If a copy deleted objects, the original would lose
+them. So a copy may only read until it is adopted. A database is a copy if its last incarnation is not the
+last one of the store, or was made in another database.
 
-A crash while an incarnation is made does not look like a copy: the database records an intended incarnation,
-the store gets it, then the database confirms it. etcd and PostgreSQL do the same: a restored database begins
-a new timeline.
+An incarnation is made in three steps, so that a database is no copy after a crash between them. The database
+records an intended incarnation, then the store gets it, then the database confirms it. etcd and PostgreSQL
+are similar: a restored database begins a new timeline.
 
-Under an incarnation the database passes _milestones_. The store gets each one after it is on the database's
-disk. So a database whose milestone is before the store's last one was restored to an earlier state, and is a
-copy, too.
+Under an incarnation the database records numbered _milestones_. The store gets each milestone after it is on
+the database's disk. If the store has a later milestone than the database, the database was restored to an
+earlier state, and so it is also a copy.
 
-A process may be frozen, for any time, between the check that it owns the store and the deletion that follows.
-So it announces the deletion first, then checks, deletes, and removes the announcement. An adoption marks the
-store first, then looks for announcements. So one of the two always sees the other.
+A process may be frozen, for any time, between the check that its database owns the store and the deletion of
+objects. So it announces the deletion first, then checks, deletes, and removes the announcement. An adoption
+marks the store first, then looks for announcements. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -76,14 +76,16 @@ POLL_SECONDS = 0.25
 REPORT_SECONDS = 5.0
 MARKER = "instance.json"
 CHECK_SECONDS = 10.0
-"""How late a writer notices that another database was adopted, and the time between milestones.
+"""The most seconds until a writer notices that another database was adopted.
 
-Before a deletion, ownership is checked each time.
+Also the time between milestones.
+
+Before each deletion of objects, a process checks the ownership again.
 """
 KEEP_DAYS = 7.0
-"""How long files that the database knows at its adoption are kept from collection."""
+"""The days for which an adoption keeps files that the database knows from garbage collection."""
 WAIT_SECONDS = 60.0
-"""How long an adoption waits for deletions of the previous owner."""
+"""The most seconds for which an adoption waits for deletions of the previous owner."""
 logger = logging.getLogger(__name__)
 _QUERIES = load(__file__, "ownership")
 _A_COPY = (
@@ -98,7 +100,7 @@ _BEGUN = (
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The announcement of a deletion, with its process."""
+    """The announcement of a deletion of objects, with the deleting process and the time of its beginning."""
 
     name: str
     process: Process
@@ -107,7 +109,10 @@ class Announced:
 
 @contextmanager
 def announced(objects: ObjectStore, number: int) -> Iterator[None]:
-    """Announces a deletion while the block runs. Raises `ObjectStoreError` before anything is deleted."""
+    """Announces a deletion of objects while the block runs, under the incarnation `number`.
+
+    Raises `ObjectStoreError` before the block begins if the announcement cannot be written.
+    """
     name = new_deletion_name(number)
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
     objects.put(name, json.dumps({**asdict(this_process()), "since": since}).encode())
@@ -124,7 +129,7 @@ def take_back(objects: ObjectStore, names: Sequence[str]) -> None:
 
 
 def take_back_dead(objects: ObjectStore, names: Sequence[str]) -> list[Announced]:
-    """Removes the announcements of processes that have certainly ended; returns the others."""
+    """Removes the announcements of processes that have certainly ended. Returns the other announcements."""
     pending = [each for name in names if (each := _read(objects, name)) is not None]
     ended = [each for each in pending if each.process.is_gone()]
     take_back(objects, [each.name for each in ended])
@@ -141,8 +146,9 @@ def wait_for_deletions(
 ) -> None:
     """Waits for the end of all deletions that were announced under an incarnation before `before`.
 
-    Calls `tell` with the process that it waits for. With `force`, deletions that are left after `seconds_max`
-    are taken for ended, with a warning in the log. Without, raises `InstanceLocked`.
+    Calls `tell` with a line that names the deleting process. If deletions are left after `seconds_max`,
+    raises `InstanceLocked`. With `force`, logs a warning instead, and assumes that these deletions have
+    ended.
     """
     reported_at = float("-inf")
     for this in tries(seconds_max, pause=POLL_SECONDS):
@@ -172,7 +178,7 @@ def _of(left: Sequence[Announced]) -> str:
 
 
 def _read(objects: ObjectStore, name: str) -> Announced | None:
-    """Reads an announcement; returns None if the deletion is over."""
+    """Returns the announcement with a name, or None if it was removed because the deletion is over."""
     try:
         fields = json.loads(objects.get(name))
         since = str(fields.pop("since"))
@@ -184,7 +190,10 @@ def _read(objects: ObjectStore, name: str) -> Announced | None:
 
 
 class Milestones:
-    """The milestones of a database and of its store, which show how far the database has come."""
+    """The milestones of a database and of its store.
+
+    They show whether the database was restored to an earlier state.
+    """
 
     def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
         self._supplier = supplier
@@ -192,16 +201,19 @@ class Milestones:
         self._last: tuple[str, str] | None = None
 
     def id_of(self, number: int, milestone: int) -> str:
-        """Returns the id of a milestone in the store; raises `ObjectNotFound` if that has a later one."""
+        """Returns the id of a milestone in the store.
+
+        Raises `ObjectNotFound` if the store has only a later milestone.
+        """
         name = milestone_name(number, milestone)
         if self._last is None or self._last[0] != name:
             self._last = (name, read_record(self._objects, name, "milestone_id")[0])
         return self._last[1]
 
     def pass_next(self, mine: Incarnation, seen: Records, seconds_min: float) -> bool:
-        """Passes a milestone if something was committed since the last one, and that is old enough.
+        """Records a new milestone if the last is `seconds_min` old and something was committed since then.
 
-        Returns False if the store has this milestone from another database. Errors are only logged.
+        Returns False if the store has a milestone of this number from another database. Only logs errors.
         """
         try:
             if mine.milestone > seen.milestone:  # a process passed it, and could not write to the store
@@ -218,9 +230,9 @@ class Milestones:
             return True
 
     def _passed(self, mine: Incarnation) -> str | None:
-        """Passes the next milestone in the database; returns its id, or None if another process was faster.
+        """Records the next milestone in the database, on its disk. Returns the id of the milestone.
 
-        The milestone is on the database's disk after this.
+        Returns None if another process was faster.
         """
 
         def work(conn: psycopg.Connection[Any]) -> str | None:
@@ -232,9 +244,9 @@ class Milestones:
         return run_transaction(self._supplier, work, operation="record a milestone")
 
     def _give(self, number: int, milestone: int, uuid: str, seen: Records) -> bool:
-        """Writes a milestone to the store, and deletes earlier ones.
+        """Writes a milestone to the store, and deletes earlier milestones there.
 
-        Returns False if the store has this milestone from another database.
+        Returns False if the store has a milestone of this number from another database.
         """
         fields = {"milestone_id": uuid, "made": written_now()}
         with suppress(ObjectAlreadyExists):
@@ -254,19 +266,20 @@ class Ownership:
         self._objects = objects
         self.read_only = read_only
         self.refusal: InstanceReadOnly | None = None
-        """The reason why nothing may be written; None if the database owns the store."""
+        """The error that writes raise, or None if the database owns the store."""
         self._milestones = Milestones(supplier, objects)
         self._checked_at = self._advanced_at = float("-inf")
         self._was_ours = False
         self._last = 0
         self.completed: int | None = None
-        """The adoption that had begun before, and was completed by `open`."""
+        """The number of the incarnation of an earlier, unfinished adoption that `open` completed, or None."""
 
     def open(self, instance_id: str, *, starts: bool = False) -> InstanceReadOnly | None:
-        """Makes a new database the owner of a new store; begins an incarnation if the database `starts`.
+        """Checks the ownership. Makes a new database the owner of a new store.
 
-        Returns the reason if nothing may be written. Raises `NotAnInstance` for another instance's store, and
-        `ObjectStoreIsNotOurs` for a store that lacks the database's files.
+        With `starts`, the database was just started, and begins a new incarnation. Returns the reason as an
+        error if this database may not write, or else None. Raises `NotAnInstance` for another instance's
+        store, and `ObjectStoreIsNotOurs` for a store that lacks the database's files.
         """
         ours = known(self._supplier)
         is_new = not any(each.confirmed for each in ours) and self._mark(instance_id, ours)
@@ -290,13 +303,16 @@ class Ownership:
         return None
 
     def look(self, instance_id: str) -> InstanceReadOnly | None:
-        """Returns why nothing may be written; None if the database owns the store. Raises as `open`."""
+        """Returns the reason as an error if this database may not write, or None if it owns the store.
+
+        Raises the errors of `open`.
+        """
         owned = any(each.confirmed for each in known(self._supplier))
         check_mark(instance_id, self._objects, owned=owned)
         return self._ask()[0]
 
     def check_writable(self) -> None:
-        """Raises `InstanceReadOnly` when nothing may be written."""
+        """Raises `InstanceReadOnly` if this process may not write."""
         if self.refusal is not None:
             raise self.refusal
         if self.read_only:
@@ -306,12 +322,18 @@ class Ownership:
         self.check()
 
     def check(self) -> None:
-        """Raises `InstanceIsACopy` or `InstanceTakenOver`; asks at most every `CHECK_SECONDS`."""
+        """Raises `InstanceIsACopy` or `InstanceTakenOver` if the database no longer owns the store.
+
+        Compares the records of database and store only if the last comparison is `CHECK_SECONDS` ago.
+        """
         if not self._was_ours or time.monotonic() - self._checked_at >= CHECK_SECONDS:
             self.check_now()
 
     def check_now(self) -> None:
-        """Checks like `check`, but always asks: one statement and two requests to the store."""
+        """Compares the records of database and store now, and raises the errors of `check`.
+
+        Costs one SQL statement and two requests to the store.
+        """
         refusal, mine, seen = self._ask()
         if refusal is None and mine is not None and not self._pass(mine, seen, CHECK_SECONDS):
             refusal = self._ask()[0]  # another copy of the database has passed this milestone
@@ -320,7 +342,10 @@ class Ownership:
 
     @contextmanager
     def deleting(self) -> Iterator[None]:
-        """Announces a deletion, then checks that it is allowed. Raises as `check`, and `ObjectStoreError`."""
+        """Announces a deletion, then checks that this database owns the store, and then runs the block.
+
+        Raises the errors of `check`, and `ObjectStoreError`.
+        """
         if self.refusal is not None:
             raise self.refusal
         with announced(self._objects, self._last):
@@ -328,10 +353,10 @@ class Ownership:
             yield
 
     def advance(self, *, last: bool = False) -> None:
-        """Writes the database's progress to the store, at most every `CHECK_SECONDS`.
+        """Records the next milestone in the database and the store, at most every `CHECK_SECONDS`.
 
-        Writes immediately if `last` (the process is closing). Does not raise if another database owns the
-        store; `check` does.
+        With `last`, which a process gives when it closes the instance, records it immediately. Raises no
+        error if another database owns the store, because `check` does.
         """
         if not self._was_ours or not (last or time.monotonic() - self._advanced_at >= CHECK_SECONDS):
             return
@@ -342,12 +367,12 @@ class Ownership:
 
     @property
     def number(self) -> int:
-        """The number of the database's incarnation."""
+        """The number of the database's last confirmed incarnation, or 0 if there is none."""
         return max((each.number for each in known(self._supplier) if each.confirmed), default=0)
 
     @property
     def adopted(self) -> int:
-        """The number of the incarnation that the last adoption began; 0 if there was none."""
+        """The number of the incarnation that the last adoption began, or 0 if there was no adoption."""
         return last_adopted(self._supplier)
 
     def adopt(
@@ -360,17 +385,17 @@ class Ownership:
         tell: Callable[[str], object] = lambda line: None,
         began_xid: int | None = None,
     ) -> int:
-        """Makes this database the owner in place of any other; returns the incarnation's number.
+        """Makes this database the owner of the store. Returns the number of the new incarnation.
 
-        - Earlier write attempts are deleted, leases ended, and hidden messages shown.
-        - Objects of other timelines stay in the store, as orphans. Files that this database knows are not
-          collected for `keep_days`.
-        - Waits up to `wait_seconds` for deletions that the previous owner has begun, and reports that by
-          `tell`. With `force`, they are taken for ended after that.
-        - Transactions before `began_xid` (default: the current one) belong to the database's earlier life.
+        - Deletes the records of earlier write attempts, ends leases, and makes hidden messages visible.
+        - Objects of other timelines stay in the store as orphans. Files that this database knows are kept
+          from garbage collection for `keep_days`.
+        - Waits up to `wait_seconds` for deletions that the previous owner has begun, and reports them by
+          `tell`. With `force`, assumes after this time that these deletions have ended.
+        - Transactions before `began_xid` (default: the current one) belong to the time before the adoption.
 
-        Raises `NotAnInstance` for a store of another instance, and `InstanceLocked` when such a deletion may
-        go on. The previous owner can no longer write by then, and another call continues the adoption.
+        Raises `NotAnInstance` for a store of another instance, and `InstanceLocked` if such a deletion may
+        still run. The previous owner can then no longer write, and another call continues the adoption.
         """
         check_mark(instance_id, self._objects, owned=True)
         ours, last = known(self._supplier), records(self._objects).last
@@ -394,8 +419,8 @@ class Ownership:
     def _ask(self) -> tuple[InstanceReadOnly | None, Incarnation | None, Records]:
         """Compares the records of the database and of the store.
 
-        Returns why nothing may be written (or None), the store's last incarnation as the database has it (or
-        None), and the store's records.
+        Returns three values: the error that writes must raise (or None), the database's record of the store's
+        last incarnation (or None), and the records of the store.
         """
         for again in (True, False):
             seen = records(self._objects)
@@ -418,11 +443,11 @@ class Ownership:
         return self._milestones.pass_next(mine, seen, seconds_min)
 
     def _owner(self, number: int) -> tuple[str, str]:
-        """Returns the UUID of an incarnation in the store, and when and where it was made."""
+        """Returns the UUID of an incarnation in the store, and a text with its time and host."""
         return read_record(self._objects, incarnation_name(number), "incarnation_id")
 
     def _refusal(self, ours: Mapping[int, Incarnation], seen: Records) -> InstanceReadOnly | None:
-        """Returns why nothing may be written, from the records of the database and of the store; or None."""
+        """Returns the error that writes must raise by the records of database and store, or None."""
         confirmed = max((each.number for each in ours.values() if each.confirmed), default=0)
         if seen.last < confirmed:
             return self._store_is_older(f"incarnation {seen.last}, the database {confirmed}")
@@ -444,7 +469,7 @@ class Ownership:
         return InstanceIsACopy(_A_COPY)
 
     def _agree(self, mine: Incarnation, seen: Records) -> bool:
-        """Returns whether the store has this incarnation, and the database its last milestone."""
+        """Returns whether the store has this incarnation, and the database has the store's last milestone."""
         if mine.milestone == seen.milestone > 0:
             return self._milestones.id_of(seen.last, seen.milestone) == mine.milestone_id
         return mine.milestone >= seen.milestone and self._owner(seen.last)[0] == mine.uuid
@@ -478,9 +503,10 @@ class Ownership:
     # ------------------------------------------------------------------ becoming the owner
 
     def _mark(self, instance_id: str, ours: list[Incarnation]) -> bool:
-        """Marks a new store as this instance's; returns False if it had a mark.
+        """Marks a new store as the store of this instance. Returns False if the store has a mark already.
 
-        Raises `ObjectStoreIsNotOurs` if only one of database and store is new.
+        Raises `ObjectStoreIsNotOurs` if the database has files and the store has no mark, or if the store has
+        objects of another instance.
         """
         with suppress(ObjectNotFound):
             self._objects.get(MARKER)
@@ -517,7 +543,10 @@ class Ownership:
             self._give(run_transaction(self._supplier, work, operation="announce an incarnation"), over)
 
     def _give(self, intended: Incarnation, over: Callable[[], object]) -> None:
-        """Writes an intended incarnation to the store, and confirms it; an adoption first calls `over`."""
+        """Writes an intended incarnation to the store, and then confirms it in the database.
+
+        An adoption calls `over` in between, which waits for the end of deletions.
+        """
         number = intended.number
         fields = {"incarnation_id": intended.uuid, "made": written_now()}
         with suppress(ObjectAlreadyExists):
@@ -535,7 +564,10 @@ class Ownership:
 
 
 def check_mark(instance_id: str, objects: ObjectStore, *, owned: bool = False) -> None:
-    """Raises `NotAnInstance` for a store without the mark; `ObjectStoreIsNotOurs` if it was `owned`."""
+    """Raises `NotAnInstance` unless a store has the mark of this instance.
+
+    If the mark is missing and the database `owned` the store before, raises `ObjectStoreIsNotOurs`.
+    """
     try:
         owner = str(json.loads(objects.get(MARKER))["instance_id"])
     except ObjectNotFound:

@@ -16,7 +16,10 @@ TEMPORARY = ".dormouse-"
 
 
 def is_instance(folder: Path) -> bool:
-    """Returns whether the folder is an instance. Raises `NotAnInstance` or `InstanceTooNew` by its marker."""
+    """Returns whether the folder is an instance.
+
+    Raises `NotAnInstance` or `InstanceTooNew` if its marker is of another program or of a newer Dormouse.
+    """
     try:
         text = (folder / MARKER).read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The embedded instance: a folder with its own PostgreSQL and the objects."""
+"""The embedded instance: a folder that contains a PostgreSQL server of its own, and the objects."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: b
 
 
 def opened_again(path: str | os.PathLike[str]) -> Instance:
-    """Opens an instance like `local`, to continue work of other processes: does not treat their attempts as
-    dead.
+    """Opens an instance like `local`, to continue work that other processes began.
+
+    `local` would treat the write attempts of those processes as dead; this function does not.
     """
     folder, settings = _folder(path), load_settings()
     if settings.dsn is not None:
@@ -95,7 +96,9 @@ def _opened(instance: Instance, *, writers_are_dead: bool = False) -> Instance:
 
 
 def prepare(folder: Path, *, read_only: bool) -> None:
-    """Checks that the folder is an instance, or marks a new one, before anything else is written."""
+    """Checks that the folder is an instance, or marks a new one. Call this before anything else is
+    written.
+    """
     try:
         if is_instance(folder):
             return

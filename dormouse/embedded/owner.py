@@ -28,7 +28,7 @@ _STAGED = "new-"
 
 
 def copied_programs(binaries: Path) -> Path:
-    """Returns the folder of the programs in a copy; makes the copy if it is missing or damaged.
+    """Returns the folder of the programs in a copy of `binaries`; makes the copy if it is missing or damaged.
 
     Only root may call this. Raises `InstanceError`, and `OSError` if nothing can be written.
     """
@@ -65,9 +65,9 @@ def _make(copy: Path, installed: Path, within: Path, digest: str) -> None:
 
 
 def _own_place() -> Path:
-    """Returns the folder for copies, and makes it if necessary. Raises `InstanceError` if it is not safe.
+    """Returns the folder in which copies are made, and makes that folder if necessary.
 
-    No other user may be able to replace the folder, a folder above it, or anything in it.
+    Raises `InstanceError` if another user can replace the folder, a folder above it, or anything in it.
     """
     place = PLACE.parent.resolve() / PLACE.name
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _digest(root: Path, within: Path) -> str:
 
 
 def _files(root: Path, within: Path) -> list[Path]:
-    """Returns the files that `initdb` and `postgres` need, in order: no clients, no static libraries."""
+    """Returns the sorted files that `initdb` and `postgres` need, without clients and static libraries."""
     installation = root / within.parent
     libraries = root / f"{within.parts[0]}.libs"
     folders = (installation / "lib", installation / "share", libraries)
@@ -131,7 +131,7 @@ _SYSTEM_USER = "pgserver"
 
 
 def as_owner_of(data: Path) -> dict[str, Any]:
-    """Returns options to start a process that PostgreSQL accepts, in a data directory.
+    """Returns options to start a process as the owner of a data directory, which PostgreSQL requires.
 
     Raises `InstanceError`.
     """
@@ -146,8 +146,8 @@ def as_owner_of(data: Path) -> dict[str, Any]:
 def runnable_programs(binaries: Path, data: Path) -> Path:
     """Returns a folder of programs that the owner of a data directory can run.
 
-    It is the installed folder, or a copy if a folder above that is private to root. Raises `InstanceError` if
-    no copy can be made.
+    It is the installed folder, or a copy if that folder is below one that only root can enter. Raises
+    `InstanceError` if no copy can be made.
     """
     if os.geteuid() != 0:
         return binaries
@@ -167,16 +167,16 @@ def runnable_programs(binaries: Path, data: Path) -> Path:
 
 
 def seen_by_owner(data: Path) -> Path:
-    """Returns the path by which a server knows the data directory that it is started in.
+    """Returns the path by which a server refers to its data directory.
 
-    Under root, the server runs as another user. It uses its working directory, so that user needs no access
-    to the folders above, which stay private.
+    Under root, the server runs as another user and refers to its working directory. So that user needs no
+    access to the folders above, which stay private.
     """
     return WORKING_FOLDER if os.geteuid() == 0 and WORKING_FOLDER.exists() else data
 
 
 def barrier(path: Path, owner: os.stat_result) -> Path | None:
-    """Returns the folder above a path that a user may not enter, or None."""
+    """Returns the first folder above a path that a user may not enter, or None."""
     for folder in reversed(path.resolve().parents):
         state = folder.stat()
         bit = stat.S_IXGRP if state.st_gid == owner.st_gid else stat.S_IXOTH
@@ -186,7 +186,7 @@ def barrier(path: Path, owner: os.stat_result) -> Path | None:
 
 
 def system_user() -> pwd.struct_passwd:
-    """Returns a system user for the server of a root process: made if possible, else `nobody`."""
+    """Returns a system user for the server of a root process: a new one if it can be made, else `nobody`."""
     try:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError:
@@ -204,7 +204,7 @@ def _unreachable(folder: Path, path: Path, owner: os.stat_result, why: str = "")
 
 
 def _let_run(installation: Path) -> None:
-    """Allows all users to run the programs: a strict umask may have made them private to their installer."""
+    """Allows all users to run the programs, because a strict umask may have made them private."""
     readable = stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH
     if installation.stat().st_mode & readable == readable:
         return

@@ -1,10 +1,9 @@
 """The PostgreSQL server of an instance's folder, shared by every process that opens the folder.
 
 Each process holds a shared lock (flock) on the folder's lease file. The kernel drops the lock when the
-process dies, however it dies. A process that leaves tries to lock the file exclusively. If it succeeds, it
-was the last one and stops the server. A mutex file prevents simultaneous starts and stops. The server has its
-own lease (`dormouse.embedded.running`), so that a process that cannot see the server does not start a second
-one.
+process dies, in any way. A process that leaves tries to lock the file exclusively. If it succeeds, it was the
+last process and stops the server. A mutex file prevents simultaneous starts and stops. The server has its own
+lease (`dormouse.embedded.running`), so that a process that cannot see the server does not start a second one.
 
 If every process is killed, the server runs on until the folder is opened and closed again.
 """
@@ -44,7 +43,7 @@ from dormouse.model.loops import tries
 
 _CHUNK_BYTES = 1 << 20
 _AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""The option that Python has from 3.11.4 on; Debian 12's does not have it."""
+"""The option that makes extraction safe; Python has it from 3.11.4 on, but that of Debian 12 has not."""
 
 
 def base_backup(dsn: str, path: Path) -> None:
@@ -97,10 +96,10 @@ LEAVING_SECONDS_MAX, LEAVING_POLL_SECONDS = 1.0, 0.1
 
 
 class EmbeddedPostgres:
-    """PostgreSQL 18 in `<folder>/postgres`; a context manager, or `start()` and `stop()`.
+    """PostgreSQL 18 in `<folder>/postgres`. Use it as a context manager, or call `start()` and `stop()`.
 
-    It listens only on a Unix socket. `options` are server settings for this start. `seconds_max` bounds the
-    wait for a recovery, for another process that sets the folder up, and for an orderly stop.
+    The server listens only on a Unix socket. `options` are server settings for this start. `seconds_max`
+    bounds each wait: for a recovery, for another process that sets the folder up, and for an orderly stop.
     """
 
     def __init__(
@@ -108,8 +107,10 @@ class EmbeddedPostgres:
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self.joined = False
-        """True if other processes had the folder open. If not, earlier writers are dead, even if the server
-        still runs."""
+        """True if other processes had the folder open at the start.
+
+        If False, all earlier writers are dead, even if the server still runs.
+        """
         self._options = dict(options or {})
         self._seconds_max = seconds_max
         self._share: _Share | None = None
@@ -168,7 +169,7 @@ class EmbeddedPostgres:
 
 
 class _Share:
-    """This process's share in the server of one folder; it counts the users in the process."""
+    """This process's share in the server of one folder. It counts the users of the server in this process."""
 
     def __init__(self, folder: Path, seconds_max: float) -> None:
         self.server = Server(folder)
@@ -178,10 +179,10 @@ class _Share:
         self._lease: int | None = None
 
     def enter(self, options: Mapping[str, str]) -> bool:
-        """Takes the lease and starts the server if necessary; returns whether other processes have the folder
-        open.
+        """Takes the lease and starts the server if necessary; returns whether other processes use the folder.
 
-        If a server elsewhere is being stopped, waits a moment, and releases the mutex meanwhile.
+        If a server that cannot be seen from here is being stopped, it waits a moment, and releases the mutex
+        meanwhile.
         """
         for _ in tries(LEAVING_SECONDS_MAX, pause=LEAVING_POLL_SECONDS):
             try:
@@ -221,7 +222,7 @@ class _Share:
         return True
 
     def leave(self) -> bool:
-        """Leaves the server; returns whether no user of this process is left."""
+        """Leaves the server; returns whether this process has no other user of it."""
         if self._lease is None:
             return True
         self._users -= 1
@@ -239,7 +240,7 @@ class _Share:
         return True
 
     def forget(self) -> None:
-        """Forgets the lease, in a forked child: it belongs to the parent."""
+        """Forgets the lease in a forked child, because the lease belongs to the parent."""
         self._users, self._lease = 0, None
 
     def _take_lease(self) -> bool:

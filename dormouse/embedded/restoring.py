@@ -60,7 +60,10 @@ class LostFile:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore; `into` None: it was only checked. `lost` was left out because of damage."""
+    """The result of a restore. `into` is None if the backup was only checked.
+
+    `lost` has the objects that were left out because they are missing or damaged.
+    """
 
     backup: Backup
     into: str | None
@@ -101,9 +104,9 @@ def restore(
     """Makes a new instance in the folder `into` from a backup, by default the latest.
 
     Every byte is verified. The instance is as it was when the backup was taken, without its writers, their
-    leases and the messages hidden at that time. With `check`, it is made next to `into` and deleted. With
-    `despite_damage`, missing or damaged objects are left out and returned as `lost`: reads of these files
-    fail and name them.
+    leases and the messages that were hidden at that time. With `check`, the instance is made in a folder next
+    to `into` and then deleted. With `despite_damage`, missing or damaged objects are left out and returned as
+    `lost`. Reads of these files fail with an error that names them.
 
     Raises `InvalidInput` for a folder that is not empty or a missing backup; `BackupDamaged`,
     `InstanceTooNew` and `InstanceError`. After an error, nothing is left.
@@ -191,7 +194,9 @@ def _restored(
 
 
 class _Bringer:
-    """A copier of the objects of a backup. It raises for a damaged or missing one, or records it as lost."""
+    """A copier of a backup's objects. For a damaged or missing object it raises an error, or records it as
+    lost.
+    """
 
     def __init__(
         self, store: ObjectStore, backup: Backup, objects: ObjectStore, *, despite_damage: bool
@@ -205,7 +210,7 @@ class _Bringer:
     def bring(
         self, wanted: Iterable[LedgerObject], listed: Mapping[str, BackedUp], progress: Progress
     ) -> list[BackedUp]:
-        """Copies the wanted objects that are listed; returns them."""
+        """Copies the wanted objects that the backup lists; returns these objects."""
         needed = list[tuple[LedgerObject, BackedUp]]()
         for one in wanted:
             if (has := listed.get(one.name)) is None:
@@ -250,8 +255,8 @@ class _Bringer:
 def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) -> RestoredMetadata:
     """Restores the lost database of a folder from a metadata backup in its object store.
 
-    The tables are as they were at that time. Files that were added later are orphans; files that were
-    collected since are missing. Raises `InvalidInput` if the database exists or there is no backup;
+    The tables are as they were at the time of the backup. Files that were added later are orphans; files that
+    were collected later are missing. Raises `InvalidInput` if the database exists or there is no backup;
     `BackupDamaged`, `InstanceLocked` and `InstanceError`. After an error, nothing is changed.
     """
     place = Path(folder).expanduser().absolute()

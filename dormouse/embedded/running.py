@@ -1,11 +1,11 @@
-"""The lease of a folder's PostgreSQL: a lock that each of the server's processes holds as long as it lives.
+"""The lease of a folder's PostgreSQL: a lock that each process of the server holds as long as it lives.
 
-It works across PID namespaces, containers and hosts, where processes cannot see each other. The file says
-where the server runs.
+The lease works across PID namespaces, containers and hosts, where processes cannot see each other. Its file
+records where the server runs.
 
-Orphans hold it, too: processes whose postmaster is dead. A backend that waits for a lock of a dead backend
-never notices that its postmaster died, and then no server can start. Its shared memory is of no use, so
-killing it loses nothing.
+Orphans, which are processes whose postmaster is dead, also hold the lease. A backend that waits for a lock of
+a dead backend never notices that its postmaster died, and then no server can start. The backend's shared
+memory is of no use any more, so killing the backend loses nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _descriptors: set[int] = set()
 
 
 def end_orphans(data: Path, lease: int) -> None:
-    """Kills backends that hold a lease, if their postmaster is proved to be dead.
+    """Kills backends that hold a lease, if their postmaster is certainly dead.
 
-    All of this must be seen in this PID namespace:
+    A backend is killed only if all of this is true in this PID namespace:
 
     - The process works in the data directory, and has the lease open.
     - Its title is that of a backend, and its parent is not a PostgreSQL process.
@@ -86,7 +86,7 @@ def described(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs, or may run; a zombie does not."""
+    """Returns whether a process runs, or may run; False for a zombie."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -159,7 +159,9 @@ def _is(file: Path, state: os.stat_result) -> bool:
 
 
 def open_lock(path: Path) -> int:
-    """Returns a descriptor to lock. A forked child closes its copy, so only this process holds the lock."""
+    """Returns a descriptor of a lock file. A forked child closes its copy, so only this process holds the
+    lock.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -186,15 +188,17 @@ def close_lock(descriptor: int) -> None:
 
 
 def hand_over(descriptor: int) -> None:
-    """Closes the descriptor here. Processes that inherited the lock hold it until the last one ends."""
+    """Closes the descriptor in this process. The lock remains until all processes that inherited it have
+    ended.
+    """
     _descriptors.discard(descriptor)
     os.close(descriptor)
 
 
 def check_honoured(path: Path) -> None:
-    """Refuses a file system that grants a file's lock, which the caller holds, to a second descriptor.
+    """Raises `InstanceError` if the file system does not honour locks.
 
-    Raises `InstanceError`.
+    The caller holds the file's lock, so a second descriptor must not get it.
     """
     second = open_lock(path)
     try:
@@ -206,7 +210,7 @@ def check_honoured(path: Path) -> None:
 
 
 def _of_this_host_alone(path: Path) -> bool:
-    """Returns whether locks are not sent to the file server (NFS with nolock or local_lock)."""
+    """Returns whether the mount keeps locks on this host (NFS with nolock or local_lock)."""
     device = path.stat().st_dev
     of_path = f" {os.major(device)}:{os.minor(device)} "
     try:
@@ -236,8 +240,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 NAME = "postgres.running"
 POLL_SECONDS = 0.02
 ORPHAN_SECONDS = 1.0
-"""The time in which backends should notice that their postmaster died, and the pause between two searches for
-orphans."""
+"""The time in which backends should notice that their postmaster died.
+
+It is also the pause between two searches for orphans.
+"""
 
 ANSWER_SECONDS_MAX = 1
 CONTENT_BYTES_MAX = 4096
@@ -245,12 +251,12 @@ _SOCKETS = ".s.PGSQL.*[0-9]"
 
 
 class HeldElsewhere(InstanceLocked):
-    """An error: the server runs in another namespace or on another host, and may be stopping."""
+    """An error: the server runs in another namespace or on another host, where it may be stopping."""
 
 
 @dataclass(frozen=True)
 class Holder(Process):
-    """The server that holds a lease, and since when; empty: not known."""
+    """The server that holds a lease, and the time of its start; fields are empty if unknown."""
 
     since: str = ""
 
@@ -288,8 +294,9 @@ def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | Non
 
 
 def is_held_elsewhere(folder: Path) -> bool:
-    """Returns whether the holder is in another namespace, so that the process id in postmaster.pid means
-    nothing.
+    """Returns whether the lease's holder is in another namespace.
+
+    Then the process id in postmaster.pid means nothing here.
     """
     lease = open_lock(folder / NAME)
     try:
@@ -340,7 +347,7 @@ def _is_elsewhere(holder: Holder) -> bool:
 
 
 def _kept(data: Path, lease: int, holder: Holder) -> InstanceLocked:
-    """Returns the error that names the processes that keep the lease without a visible server."""
+    """Returns the error that names the processes that hold the lease although no server is visible."""
     folder = data.parent
     if seen := holders(data, lease):
         more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""

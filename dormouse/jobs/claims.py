@@ -51,7 +51,8 @@ _FIRST = UUID(int=0)
 
 
 def roll(supplier: Supplier) -> None:
-    """Makes partitions for the coming days, and moves jobs there that ended before their day had one.
+    """Makes partitions for the coming days, and moves jobs that ended before their day had a partition into
+    it.
 
     Skips days that are locked; the next call makes them.
     """
@@ -72,12 +73,14 @@ def expire(
     *,
     kept_seconds: float = KEPT_SECONDS,
 ) -> int:
-    """Drops the days of jobs that ended more than `retention_days` ago; returns how many days.
+    """Drops the days of jobs that ended more than `retention_days` ago; returns the number of dropped days.
 
-    Deletes page by page: the payloads and objects of jobs, then the jobs, then their day. So an interrupted
-    call can be continued; it also stops after a page when `is_over` returns True. Days that a backup or an
-    adoption holds stay. Also deletes objects older than `kept_seconds` that were sent for a job that was
-    never started; not after an adoption, when another timeline may own them.
+    Each step deletes one page: the payloads and objects of jobs, then the jobs themselves. Their day's
+    partition is dropped last. So an interrupted call can be continued; a call also stops after a page when
+    `is_over` returns True. Days that a backup or an adoption holds stay.
+
+    The call also deletes objects older than `kept_seconds` that were sent for a job that was never started.
+    After an adoption it does not, because another timeline may own them.
     """
     if type(retention_days) is not int or not 1 <= retention_days <= RETENTION_DAYS_MAX:
         raise InvalidInput(f"retention_days must be from 1 to {RETENTION_DAYS_MAX:,}, not {retention_days!r}")
@@ -153,23 +156,28 @@ CANCELLED, LIMITS = "cancelled", "limits"
 """The texts of notifications of cancelled jobs and of changed limits; any other text is a kind of job."""
 
 DEATHS_MAX = 3
-"""The number of workers that may die while they run a job, before it fails: it may be the cause."""
+"""The number of workers that may die while they run a job before the job fails, because it may be the cause.
+"""
 
 GRACE_SECONDS_MAX = 30.0
-"""The longest time that a worker has to renew a lease that was found expired; else half a lease."""
+"""The longest time in which a worker can still renew a lease that another worker found expired.
+
+The time is half the lease if that is shorter.
+"""
 
 AGAIN_SECONDS = 1.0
-"""The pause after a worker found an expired lease, before it asks when that worker counts as dead."""
+"""The pause of a worker that found another's expired lease, before it looks when that other counts as dead.
+"""
 
 RESTART_SECONDS = 60.0
-"""How often a worker corrects leases that a wrong clock made too long."""
+"""The seconds between two corrections of leases that a wrong clock made too long."""
 
 FORGET_SECONDS = 3_600.0
 FROZEN_MS_MAX = 10_000
 """The longest pause between two statements of a transaction; after that the server ends it and its locks."""
 
 LOCK_MS_MAX = 1_000
-"""How long a claim waits for other claims of kinds with a limit; only a frozen process takes longer."""
+"""The longest wait of a claim for other claims of kinds with a limit; only a frozen process holds longer."""
 
 
 _QUERIES = load(__package__ or "", "claims")
@@ -189,11 +197,13 @@ _LOOK, _TAKE_OVER = (
     _QUERIES[name].including(found_dead_at=_QUERIES["found_dead_at"]) for name in ("look", "take_over")
 )
 _KEPT_CHARACTERS_MAX = 4 * 2**20
-"""The size of results that the statement that ends their jobs can store; larger ones are stored after it."""
+"""The longest results that the statement that ends their jobs can store. Longer results get a statement of
+their own.
+"""
 
 
 class KindsBusy(Exception):
-    """An error for a claim of kinds with a limit while other workers have locked them."""
+    """An error: other workers have locked the kinds with a limit that this claim needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,22 +222,22 @@ class Look:
     """The facts that a worker without work needs."""
 
     is_alive: bool
-    """False when another worker found this one dead."""
+    """False if another worker has found this one dead."""
     next_death_seconds: float | None
-    """The seconds until another worker with jobs may be found dead; None if no other has jobs."""
+    """The seconds until another worker that has jobs may be found dead; None if no other worker has jobs."""
     limited: frozenset[int]
-    """The ids of its kinds that have a limit."""
+    """The ids of the worker's kinds that have a limit."""
 
 
 class Claims:
-    """The statements of workers; each is a transaction."""
+    """The statements of workers, as methods. Each method is one transaction."""
 
     def __init__(self, supplier: Supplier) -> None:
         self.supplier = supplier
         self._restart_at = time.monotonic()
 
     def over(self, supplier: Supplier) -> Claims:
-        """Returns the same statements on connections of another supplier."""
+        """Returns the same statements, to run on connections of another supplier."""
         return Claims(supplier)
 
     def register(self, worker_id: UUID, kind_ids: Sequence[int], name: str, lease_seconds: float) -> None:
@@ -239,9 +249,10 @@ class Claims:
     ) -> list[Claim]:
         """Claims jobs; returns them in the order of their start. Claims none if the worker was found dead.
 
-        - `free`: the number of jobs to claim at most, by kind.
-        - `since`: the number of the job from which to search, by kind.
-        - `limited`: claims only kinds with a limit, and may raise `KindsBusy`; else only the other kinds.
+        - `free`: the largest number of jobs to claim of each kind.
+        - `since`: the number of the job at which to begin the search, for each kind.
+        - `limited`: True claims only kinds with a limit, and may raise `KindsBusy`; False claims only other
+          kinds.
         """
         values = {
             "worker_id": worker_id,
@@ -280,9 +291,10 @@ class Claims:
         reports: Sequence[tuple[Claim, tuple[int | None, int | None, str | None]]],
         lease_seconds: float,
     ) -> tuple[bool, set[UUID]]:
-        """Renews the lease, and stores the progress of jobs (current, total, message).
+        """Renews the lease, and stores the progress of jobs as (current, total, message).
 
-        Returns whether the lease was renewed (False if the worker was found dead), and the jobs to cancel.
+        Returns two things: False if the worker was found dead and so has no lease, and the keys of the jobs
+        to cancel.
         """
         ((is_alive, cancelled),) = self._run(
             "pulse",
@@ -299,10 +311,10 @@ class Claims:
     def finish(
         self, worker_id: UUID, endings: Sequence[Ending], results: Sequence[tuple[Claim, str]]
     ) -> set[UUID]:
-        """Ends jobs and stores the JSON of results, in one transaction.
+        """Ends jobs and stores their results as JSON, in one transaction.
 
-        Returns the keys of the jobs that were still this worker's; the others are not changed. Raises
-        `PayloadExpired` for a result whose day was dropped.
+        Returns the keys of the jobs that still belonged to this worker; other jobs are not changed. Raises
+        `PayloadExpired` if the day of a result was dropped.
         """
         values = {
             "worker_id": worker_id,
@@ -334,14 +346,15 @@ class Claims:
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 
     def give_back(self, worker_id: UUID, kind_ids: Sequence[int], running: Iterable[UUID] = ()) -> None:
-        """Makes all jobs of a worker wait again except `running`, also those that it does not know of.
+        """Makes all jobs of a worker wait again, except those in `running`.
 
-        Jobs whose cancellation was requested end.
+        This includes jobs whose claim the worker never learned of. Jobs whose cancellation was requested end
+        instead.
         """
         self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:
-        """Makes the jobs of dead workers wait again, or ends them; returns how many.
+        """Makes the jobs of dead workers wait again, or ends them; returns the number of jobs.
 
         A worker is dead when its lease was found expired, and was not renewed for some time after that.
         """
@@ -351,7 +364,7 @@ class Claims:
         return int(again + ended)
 
     def lives(self, worker_id: UUID, job_keys: Iterable[UUID]) -> None:
-        """Takes back, from the death counts of jobs, the death of a worker that is alive after all."""
+        """Subtracts from jobs' counts of dead workers the death of this worker, which is alive after all."""
         self._run("lives", worker_id=worker_id, job_keys=list(job_keys))
 
     def look(

@@ -1,4 +1,7 @@
-"""A job, with its request and result as payloads, and its objects; its state never goes back."""
+"""A job, its request and result, which are stored as payloads, and its objects.
+
+The state of a job only moves forward.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,9 @@ class Job:
     """A job, or a round of a table (`kind` begins with "round:"). Times are by the database's clock.
 
     - `current`, `total`, `message`: the progress that its function reported last, at `told_at`.
-    - `worker`: the process that runs or ran it; None while it waits.
-    - `attempts`: the number of workers that took it.
-    - `traceback`: only for callers that ask without an owner.
+    - `worker`: the process that runs or ran the job; None while the job waits.
+    - `attempts`: the number of workers that took the job.
+    - `traceback`: shown only to callers that give no owner.
     """
 
     job_id: str
@@ -51,9 +54,9 @@ class Job:
     worker: str | None
     attempts: int
     is_cancelled: bool
-    """True if its cancellation was requested."""
+    """True if the job's cancellation was requested."""
     has_workers: bool
-    """True if a worker runs its kind; only set while the job waits."""
+    """True if a worker runs this kind of job; only set while the job waits."""
     started_at: datetime
     claimed_at: datetime | None
     told_at: datetime | None
@@ -65,12 +68,12 @@ class Job:
 
     @property
     def is_waiting(self) -> bool:
-        """True if no worker has taken it yet, or its worker died or gave it back."""
+        """True if no worker has taken the job yet, or if its worker died or gave it back."""
         return not self.has_ended and self.claimed_at is None
 
     @property
     def seconds(self) -> float | None:
-        """The seconds from its claim to its end; None before it ended, or if no worker took it."""
+        """The seconds from the job's claim to its end; None before the end, or if no worker took the job."""
         if self.claimed_at is None or self.ended_at is None:
             return None
         return (self.ended_at - self.claimed_at).total_seconds()
@@ -78,7 +81,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """The place of a job in lists, after which the next page begins."""
+    """A job's position in lists of jobs, after which the next page begins."""
 
     ended_at: datetime | None
     started_at: datetime
@@ -86,12 +89,12 @@ class JobPlace:
 
     @staticmethod
     def of(job: Job) -> JobPlace:
-        """Returns the place of a job as it is now."""
+        """Returns the position of a job in its present state."""
         return JobPlace(job.ended_at, job.started_at, job_key(job.job_id))
 
     @staticmethod
     def parse(text: str) -> JobPlace:
-        """Returns the place that `text` returned as text. Raises `InvalidInput`."""
+        """Returns the position that `text` gave as text. Raises `InvalidInput`."""
         try:
             ended_at, started_at, key = text.split("_")
             ended = datetime.fromisoformat(ended_at) if ended_at else None
@@ -104,14 +107,14 @@ class JobPlace:
 
     @property
     def text(self) -> str:
-        """The place in one word, for a URL."""
+        """The position as one word, for a URL."""
         ended_at = "" if self.ended_at is None else self.ended_at.isoformat()
         return f"{ended_at}_{self.started_at.isoformat()}_{self.key.hex}"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that a worker has claimed; another worker's claim with a larger token ends this one."""
+    """One worker's claim of a job. A later claim of the job has a larger token and ends this one."""
 
     job_key: uuid.UUID
     job_id: str
@@ -121,7 +124,7 @@ class Claim:
     number: int
     owner: str | None
     request: str | None
-    """The JSON of the request; None if the claim could not read it at once."""
+    """The JSON of the request; None if the claim could not read the request at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ class KindOfJob:
 
 
 def check_kind(kind: object) -> None:
-    """Raises `InvalidInput` unless it can be the name of a kind; names of rounds cannot."""
+    """Raises `InvalidInput` unless the value can be the name of a kind of job; a round's name cannot."""
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise InvalidInput(
             f"kind {str(kind)[:80]!r}: a kind of job has 1 to 64 letters, digits and . _ -, like 'report'"
@@ -153,7 +156,7 @@ def check_kind(kind: object) -> None:
 
 
 def check_listed_kind(kind: str) -> None:
-    """Raises `InvalidInput` unless it can be the name of a kind or of a round."""
+    """Raises `InvalidInput` unless the text can be the name of a kind of job or of a round."""
     check_kind(kind.removeprefix(_ROUND) if isinstance(kind, str) else kind)
 
 
@@ -168,8 +171,9 @@ def check_owner(owner: object) -> None:
 
 
 def new_job_id() -> str:
-    """Returns a UUID of version 7, which begins with the time, so that jobs started together are near in
-    indexes.
+    """Returns a UUID of version 7, which begins with the time.
+
+    So jobs that start together are near to each other in indexes.
     """
     value = (time.time_ns() // 1_000_000) << 80 | randbits(80)
     value = value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62
@@ -177,7 +181,7 @@ def new_job_id() -> str:
 
 
 def job_key(job_id: object) -> uuid.UUID:
-    """Returns the key of a job: its id if that is a UUID in the usual form, else a digest of it, 128 bits."""
+    """Returns the 128-bit key of a job: its id if that is a UUID in the usual form, else a digest of it."""
     if isinstance(job_id, str) and is_key(job_id):
         return uuid.UUID(job_id)
     check_text("job_id", job_id, JOB_ID_BYTES_MAX)
@@ -185,20 +189,23 @@ def job_key(job_id: object) -> uuid.UUID:
 
 
 def check_new_id(job_id: object) -> None:
-    """Raises `InvalidInput` for an id that no new job can have.
+    """Raises `InvalidInput` for an id that a new job cannot have.
 
-    A job that an earlier version started under such an id can still be asked for.
+    A job that an earlier version started under such an id can still be read.
     """
     check_printed("job_id", job_id, JOB_ID_BYTES_MAX)
 
 
 def is_key(job_id: str) -> bool:
-    """Returns whether an id is a UUID in the usual form, so that it need not be stored beside its key."""
+    """Returns whether an id is a UUID in the usual form, so that the id need not be stored beside the key."""
     return _UUID.fullmatch(job_id) is not None
 
 
 def shortened(text: str | None, characters_max: int = TEXT_CHARACTERS_MAX) -> str | None:
-    """Returns text that the database can store; of long text the end, where a traceback has its error."""
+    """Returns text that the database can store: without impossible characters, and of long text only the end.
+
+    The end of a traceback has its error.
+    """
     if text is None:
         return None
     text = text.replace("\0", "�").encode(errors="replace").decode()
@@ -210,7 +217,7 @@ def shortened(text: str | None, characters_max: int = TEXT_CHARACTERS_MAX) -> st
 
 TENANT = "dormouse"
 REQUEST, RESULT = "dormouse.job.request", "dormouse.job.result"
-"""Kinds of payloads; no other kind sorts between them."""
+"""The two kinds of payloads that jobs store. No other kind of payload sorts between them."""
 
 _NOT_KEPT = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -234,7 +241,7 @@ def encode_result(claim: Claim, result: Any) -> str:
 
 
 def read_requests(payloads: Payloads, claims: Sequence[Claim]) -> Mapping[Claim, Any]:
-    """Returns the request of each job, or the error with which it could not be read."""
+    """Returns for each claim its request, or the error if the request could not be read."""
     requests = {claim: decode(claim.request) for claim in claims if claim.request is not None}
     if left := [claim for claim in claims if claim not in requests]:
         keys = {claim: request_key(claim.job_id, claim.started_at) for claim in left}
@@ -256,7 +263,10 @@ def request_key(job_id: str, started_at: datetime) -> PayloadKey:
 
 
 def result_key(job_id: str, token: int, started_at: datetime) -> PayloadKey:
-    """Returns the key of a claim's result; each claim has its own, so a lost worker overwrites nothing."""
+    """Returns the payload key of a claim's result.
+
+    Each claim has its own key, so that a worker that lost its job overwrites no result.
+    """
     return PayloadKey(TENANT, f"{job_id}/{token}", started_at, RESULT)
 
 
@@ -272,45 +282,48 @@ def _given(payloads: Payloads, key: PayloadKey) -> Any:
 
 
 ANSWERING = frozenset({"query"})
-"""The kinds of jobs that write an object."""
+"""The kinds of jobs that write an object as their answer."""
 
 SENT = frozenset({"row_upload"})
-"""The kinds of jobs that read an object which was uploaded for their request."""
+"""The kinds of jobs that read an object that a client uploaded before it started the job."""
 
 UPLOAD_KEY = "upload"
-"""The key of a request for the name of that object, which is another one at each upload."""
+"""The key in such a request that has the uploaded object's name. Each upload has another name."""
 
 LOST_MAX = 3
-"""How many claims of the same attempt number are allowed for: a crash of the server may undo a claim."""
+"""The number of claims with the same attempt number that are expected at most.
+
+A crash of the server can undo a claim, so that the number is used again.
+"""
 
 
 def answer_name(job_id: str, number: int) -> str:
-    """Returns the name of an object of a job, which no table of the database has."""
+    """Returns the name of a job's numbered object. The objects of jobs are in no table of the database."""
     return f"{objects_of(job_id)}/{number}.parquet"
 
 
 def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
-    """Yields the names of all objects that a job's attempts may write, from number `first` on.
+    """Yields the names of all objects that a job's attempts may have written, from number `first` on.
 
-    Each attempt takes the first free name from its own number on.
+    Each attempt writes to the first free name from its own number on.
     """
     return (answer_name(job_id, number) for number in range(first, attempt + LOST_MAX + 1))
 
 
 def new_upload() -> str:
-    """Returns a new name for an uploaded object, as the request of its job names it."""
+    """Returns a new random name for an uploaded object, which the request of its job then has."""
     return f"upload-{uuid.uuid4().hex}"
 
 
 def compared(kind: str, request: Any) -> Any:
-    """Returns the part of a request that must be equal in two requests of one job id."""
+    """Returns the part of a request that a repetition with the same job id must have unchanged."""
     if kind not in SENT or not isinstance(request, dict):
         return request
     return {name: value for name, value in request.items() if name != UPLOAD_KEY}
 
 
 def upload_name(job_id: str, upload: str = "upload") -> str:
-    """Returns the name of the object that was uploaded for a job; `upload` is its name in the request."""
+    """Returns the object name of an upload for a job; `upload` is the name in the job's request."""
     return f"{objects_of(job_id)}/{upload}.csv"
 
 

@@ -29,11 +29,11 @@ COUNT_MAX = (1 << 63) - 1
 
 
 class Progress:
-    """The object by which a job's function reports its progress, and learns that it should end.
+    """The object through which a job's function reports its progress and learns that it should end.
 
-    `progress(3, 10, "third of ten")` reports how far the function is; this costs no statement. It raises
-    `JobCancelled` when the job was cancelled, and `JobLost` when another worker has the job. The function
-    should not catch these two.
+    `progress(3, 10, "third of ten")` reports how far the function is; this costs no statement. The call
+    raises `JobCancelled` when the job was cancelled, and `JobLost` when another worker has the job. The
+    function should not catch these two errors.
     """
 
     def __init__(self, job_id: str, owner: str | None = None, attempt: int = 1) -> None:
@@ -49,7 +49,7 @@ class Progress:
     def __call__(
         self, current: int | None = None, total: int | None = None, message: str | None = None
     ) -> None:
-        """Reports how far the function is; a None keeps the value reported before.
+        """Reports how far the function is; None keeps the value that was reported before.
 
         Raises `InvalidInput`, `JobCancelled` and `JobLost`.
         """
@@ -118,7 +118,7 @@ JobFunction = Callable[[Any, Progress], Any]
 
 @dataclass(eq=False)
 class Run:
-    """A claimed job; its function runs in a thread."""
+    """A claimed job, whose function runs in a thread."""
 
     claim: Claim
     function: JobFunction
@@ -127,9 +127,9 @@ class Run:
     is_given_up: bool = False
 
     def ended(self, request: Any, encode: Callable[[Claim, Any], str]) -> tuple[Ending | None, str | None]:
-        """Calls the function; returns the job's end and the JSON of the result.
+        """Calls the job's function; returns the job's end and the JSON of the result.
 
-        The end is None if another worker shall run the job.
+        The end is None if another worker is to run the job; the JSON is None without a result.
         """
         try:
             result = encode(self.claim, self.function(request, self.progress))
@@ -140,7 +140,7 @@ class Run:
         return Ending(self.claim, "COMPLETE", self.progress.reported), result
 
     def _data_of(self, error: BaseException, encode: Callable[[Claim, Any], str]) -> str | None:
-        """Returns the JSON of an error's data, which is kept in place of a result; None where it has none."""
+        """Returns an error's data as JSON, to store in place of a result; None if the error has no data."""
         if not isinstance(error, DormouseError) or not error.data:
             return None
         try:
@@ -196,13 +196,14 @@ def _chain(error: BaseException | None) -> Any:
 # The lease of a worker while jobs run.
 
 NEWS_SECONDS = 1.0
-"""The shortest time between two writes of the progress that functions report."""
+"""The shortest time between two writes of the progress that a function reports."""
 
 
 class WorkerPulse:
     """A thread that renews a worker's lease, stores the progress of its jobs, and cancels jobs.
 
-    It runs statements of its own, so no large result delays it. When the lease is lost, it calls `wake`.
+    The thread runs its own statements, so that storing a large result does not delay it. When the lease is
+    lost, it calls `wake`.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class WorkerPulse:
             self._pulse.seconds = math.inf
 
     def now(self) -> None:
-        """Makes the thread check at once if jobs were cancelled."""
+        """Makes the thread check at once for cancelled jobs."""
         self._is_asked = True
         if self._pulse is not None:
             self._pulse.now()
@@ -253,7 +254,9 @@ class WorkerPulse:
             self._pulse.close()
 
     def _tell(self, worker_id: UUID, by_key: Mapping[UUID, Run]) -> bool:
-        """Renews the lease and stores progress if that is due; returns False if the worker was found dead."""
+        """Renews the lease and stores progress, if either is due; returns False if the worker was
+        found dead.
+        """
         if not (runs := list(by_key.values())):
             return True
         news = [(run.claim, run.progress.reported) for run in runs if run.progress.take_news()]

@@ -71,10 +71,10 @@ _LIST = _QUERIES["list"].including(**_SHOWN, **_AFTER)
 
 
 class JobStore:
-    """The jobs of one instance; `Instance.jobs`. Threads may share it.
+    """The jobs of one instance, as `Instance.jobs`. Threads may share it.
 
-    A job may have an `owner`. A call with an owner sees only that owner's jobs, without tracebacks; a call
-    without one sees all.
+    A job may have an `owner`. A call with an owner sees only that owner's jobs, without tracebacks. A call
+    without an owner sees all jobs.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class JobStore:
         self._workers: WeakSet[Worker] = WeakSet()
 
     def start(self, kind: str, request: Any, owner: str | None = None, *, job_id: str | None = None) -> str:
-        """Starts a job of a kind, which a worker runs when it can; returns the job's id.
+        """Records a job, which a worker will run when it can; returns the job's id.
 
         `request` is a JSON value. A repetition with the same `job_id`, kind, owner and request starts no
-        second job. Starts nothing when it raises:
+        second job. Nothing starts if the call raises one of these errors:
 
         - `InvalidInput`.
         - `InvalidPayload` for a request that is no JSON value.
         - `JobIdTaken` for the id of a job of another kind or owner.
-        - `CommitIdReused` for the id of a job with another request, if that is still kept.
+        - `CommitIdReused` for the id of a job with another request, if the job's request still exists.
 
-        After `CommitOutcomeUnknown`, start it again with the same id.
+        After `CommitOutcomeUnknown`, call `start` again with the same id.
         """
         self._check_writable()
         check_kind(kind)
@@ -157,8 +157,9 @@ class JobStore:
     def result(self, job_id: str, owner: str | None = None) -> Any:
         """Returns the result of a job's function.
 
-        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` with the message and the `data` of
-        the error, and the errors of the payload store if the result no longer exists.
+        Raises `JobNotFound`, `JobNotEnded` or `JobCancelled`. A failed job raises `JobFailed`, with the
+        message and the `data` of the function's error. If the result no longer exists, raises the error of
+        the payload store.
         """
         job = self._found(job_id, owner)
         if not job.has_ended:
@@ -173,7 +174,7 @@ class JobStore:
         return result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:
-        """Ends a job that waits, or asks the function of a running one to end; returns the job as it is now.
+        """Ends a waiting job, or asks the function of a running job to end; returns the job as it is now.
 
         A job that has ended stays as it is. Raises `JobNotFound`.
         """
@@ -189,7 +190,10 @@ class JobStore:
         return job
 
     def kinds(self) -> list[KindOfJob]:
-        """Returns all kinds of jobs, with their workers and the jobs that wait, run and ended in a day."""
+        """Returns all kinds of jobs: for each its limit, its workers, and its numbers of jobs by state.
+
+        Ended jobs are counted if they ended within a day.
+        """
         work = rows_of(_KINDS, {"counted_max": COUNTED_MAX, "states": list(ENDED_STATES)})
         return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
@@ -229,9 +233,9 @@ class JobStore:
         return [_job(row, owner) for row in rows]
 
     def limit(self, kind: str, running_max: int | None) -> None:
-        """Sets how many jobs of a kind may run at once in the whole cluster; None: any number.
+        """Sets how many jobs of a kind may run at once in the whole cluster; None removes the limit.
 
-        When the limit is lowered, running jobs go on.
+        If a limit is lowered, the running jobs continue.
         """
         self._check_writable()
         check_kind(kind)
@@ -251,17 +255,17 @@ class JobStore:
         lease_seconds: float = 30.0,
         seconds_max: float = 86_400.0,
     ) -> Worker:
-        """Returns a worker for some kinds of jobs: call `run()`, and `stop()` to end it.
+        """Returns a worker for some kinds of jobs. Call its `run()` to begin, and its `stop()` to end it.
 
         - `functions`: the function of each kind, called as `function(request, progress)`. It returns a JSON
           value.
-        - `threads`: how many jobs of a kind run at once.
-        - `idle_seconds`: after this time without work the worker closes its connection, and asks from time to
-          time if there is work.
-        - `lease_seconds`: a worker that does not renew its lease in this time, nor in half of it after
-          another worker found that, is taken for dead, and other workers run its jobs. After an outage of the
-          database it goes on.
-        - `seconds_max`: a job that runs longer has failed.
+        - `threads`: the number of jobs of one kind that run at once.
+        - `idle_seconds`: after this time without work, the worker closes its connection, and then looks for
+          work from time to time.
+        - `lease_seconds`: the time in which a worker must renew its lease. If it does not, another worker
+          finds the lease expired. After another half of this time, the worker counts as dead, and other
+          workers run its jobs. After an outage of the database, the worker continues.
+        - `seconds_max`: the time after which a running job fails.
 
         Raises `InvalidInput`.
         """
@@ -288,9 +292,9 @@ class JobStore:
             worker.stop()
 
     def expire(self, retention_days: int, kept_seconds: float = KEPT_SECONDS) -> int:
-        """Deletes jobs that ended more than `retention_days` ago, with requests, results and answers.
+        """Deletes jobs that ended more than `retention_days` ago, with their requests, results and answers.
 
-        Returns how many days were dropped: whole days, in UTC. Jobs that have not ended stay. Data sent for a
+        Deletes whole days, in UTC; returns how many. Jobs that have not ended stay. Data that was sent for a
         job that was never started is deleted after `kept_seconds`. Raises `InvalidInput`.
         """
         self._check_writable()
@@ -333,7 +337,7 @@ class JobStore:
 
 
 class _Known(Exception):
-    """An error that rolls back a start, as a job of this id has ended already."""
+    """An error that rolls back a start, because a job with this id has already ended."""
 
 
 def _job(row: Any, owner: str | None) -> Job:

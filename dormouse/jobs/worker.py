@@ -51,7 +51,7 @@ from dormouse.postgres.listening import Listening
 
 
 class Threads:
-    """Threads that run work at once, in a free thread or a new one; the caller limits their number.
+    """A pool of threads. Work starts at once, in a free thread or a new one; the caller limits their number.
 
     A thread whose work never returns is replaced by a new one.
     """
@@ -96,10 +96,11 @@ EVERYWHERE_SECONDS = 1.0
 
 
 class Sight:
-    """The number of the job, of each kind, from which a worker searches, to skip index entries of dead rows.
+    """The numbers of the jobs, one for each kind, at which a worker begins its search.
 
-    Usually that is the first of the last jobs claimed. Once a second it searches all, to find jobs that were
-    started in a long transaction, or that other workers gave back.
+    Starting there skips index entries of dead rows. Usually the number is the first of the jobs claimed last.
+    Once a second the worker searches all jobs, to find jobs that a long transaction started or that other
+    workers gave back.
     """
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class Sight:
         self._everywhere_at = float("-inf")
 
     def since(self) -> Mapping[int, int]:
-        """Returns the numbers by kind; nothing when all jobs are to be searched."""
+        """Returns the number by kind id at which to begin; an empty mapping to search all jobs."""
         now = time.monotonic()
         if now - self._everywhere_at < EVERYWHERE_SECONDS:
             return self._since
@@ -115,7 +116,7 @@ class Sight:
         return {}
 
     def saw(self, claimed: Iterable[tuple[int, int]]) -> None:
-        """Records claimed jobs, given as (kind id, number)."""
+        """Records the jobs that were just claimed, each given as (kind id, job number)."""
         firsts: dict[int, int] = {}
         for kind_id, number in claimed:
             firsts[kind_id] = min(number, firsts.get(kind_id, number))
@@ -127,13 +128,18 @@ class Sight:
 
 THREADS_MAX = 1_000
 LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = WORKER_IDLE_SECONDS, 5.0
-"""How often a worker looks for dead workers, limits, and jobs without a notification; if busy, more often."""
+"""The seconds between two searches for dead workers, limits, and jobs without a notification.
+
+The second number is for workers with jobs.
+"""
 
 FIRST_WAIT_SECONDS = 0.005
-"""The first sleep; short, as a job may have been started just before. Each next sleep is twice as long."""
+"""The first sleep. It is short, because a job may have been started just before; each next sleep is twice as
+long.
+"""
 
 ASK_SECONDS = 15.0
-"""How often a worker without a connection asks the object store if there was any activity."""
+"""The seconds after which a worker without a connection asks the object store again if there was activity."""
 
 FAILED_SECONDS_MAX = 10.0
 PASSING = (
@@ -141,7 +147,7 @@ PASSING = (
     ObjectStoreError, PayloadUnavailable,
 )  # fmt: skip
 LASTING = (InstanceReadOnly, InstanceForbidden, InstanceTooNew, NotAnInstance)
-"""The errors after which a worker ends; after all others in `PASSING` it tries again."""
+"""The errors after which a worker ends. After any other error in `PASSING`, it tries again."""
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +172,9 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """The numbers of jobs that a worker ran, by their end; `lost` are those that another worker took over."""
+    """The number of jobs that a worker ran, by the way they ended; `lost` jobs were taken over by another
+    worker.
+    """
 
     complete: int = 0
     failed: int = 0
@@ -175,7 +183,7 @@ class WorkerReport:
 
 
 class Worker:
-    """A worker that runs jobs of some kinds; made by `JobStore.worker`. It runs once."""
+    """A worker that runs jobs of some kinds. `JobStore.worker` makes it, and it can run only once."""
 
     def __init__(
         self,
@@ -207,11 +215,11 @@ class Worker:
 
     @property
     def report(self) -> WorkerReport:
-        """The numbers of jobs so far."""
+        """The numbers of jobs that this worker has run so far."""
         return WorkerReport(*(self._done[state] for state in ("COMPLETE", "FAILED", "CANCELLED", "lost")))
 
     def stop(self) -> None:
-        """Takes no more jobs; `run` returns when the running ones have ended.
+        """Stops claiming jobs, so that `run` returns when the running jobs have ended.
 
         A second call gives the running jobs back to other workers, and `run` returns at once.
         """
@@ -220,10 +228,10 @@ class Worker:
         self._line.wake()
 
     def run(self, *, drain: bool = False) -> WorkerReport:
-        """Runs jobs until `stop`; with `drain` until none is left that may run now.
+        """Runs jobs until `stop` is called; with `drain`, until no job is left that may run now.
 
-        Retries while the database or the object store cannot be reached. When it raises, as at Ctrl-C, it
-        gives the running jobs back, and other workers run them.
+        The worker retries while the database or the object store cannot be reached. If `run` raises, as at
+        Ctrl-C, it gives the running jobs back first, and other workers run them.
         """
         failures = 0
         with closing(self._line), closing(self._threads), closing(self._pulse):
@@ -281,7 +289,9 @@ class Worker:
         self._look_at = time.monotonic()
 
     def _lose(self) -> None:
-        """Drops all jobs after the lease was lost, as other workers have them; registers as a new worker."""
+        """Drops all running jobs after the lease was lost, because other workers have them; registers as a
+        new worker.
+        """
         logger.warning("the worker was taken for dead; other workers have its %d jobs", len(self._running))
         # first, and retried: an outage must not count as a death of its jobs' worker
         self._claims.lives(self._worker_id, self._running)
@@ -326,7 +336,9 @@ class Worker:
         return count
 
     def _free(self) -> dict[int, int]:
-        """Returns how many more jobs of each kind may run here; leaves out kinds that are full."""
+        """Returns how many more jobs of each kind this worker may start; kinds without a free place are left
+        out.
+        """
         busy = Counter(run.claim.kind_id for run in self._running.values())
         free = {kind_id: self._options.threads - busy[kind_id] for kind_id in self._functions}
         return {kind_id: count for kind_id, count in free.items() if count > 0}
@@ -357,14 +369,16 @@ class Worker:
         return unread
 
     def _run(self, run: Run, request: Any) -> None:
-        """Runs a job's function, in a thread of its own."""
+        """Runs a job's function; a thread calls this for each job."""
         self._ended.put((run, *run.ended(request, encode_result)))
         self._line.wake()
 
     # what has ended
 
     def _finish(self) -> int:
-        """Ends the jobs whose functions have returned, in one transaction; returns how many."""
+        """Records the end of all jobs whose functions have returned, in one transaction; returns their
+        number.
+        """
         self._give_up_overdue()
         with suppress(queue.Empty):
             while True:
@@ -404,7 +418,8 @@ class Worker:
     def _wait(self) -> None:
         """Sleeps until there may be work.
 
-        Before the first sleep it subscribes to notifications and returns, so that the caller looks once more.
+        Before its first sleep, the worker subscribes to notifications and returns without sleeping. The
+        caller then looks for work once more, so that no job is missed.
         """
         now, options = time.monotonic(), self._options
         if self._running or self._stops:
@@ -424,7 +439,7 @@ class Worker:
         self._wait_seconds = min(2 * self._wait_seconds, LOOK_SECONDS_MAX)
 
     def _hear(self, heard: Collection[str]) -> None:
-        """Handles notifications: of cancelled jobs, changed limits, and new jobs."""
+        """Handles the texts of notifications: a cancelled job, a changed limit, or a new job."""
         if CANCELLED in heard:
             self._pulse.now()
         if LIMITS in heard:
@@ -433,7 +448,9 @@ class Worker:
             self._sight.look_everywhere()
 
     def _look(self) -> None:
-        """Subscribes to notifications, takes over from dead workers, and learns which kinds have a limit."""
+        """Subscribes to notifications, takes over the jobs of dead workers, and reads which kinds have a
+        limit.
+        """
         kind_ids, lease_seconds = list(self._functions), self._options.lease_seconds
         if not self._running:  # a longer lease; with jobs it is short, so that they are soon taken over
             lease_seconds += LOOK_SECONDS_MAX
@@ -452,7 +469,9 @@ class Worker:
         self._sight.look_everywhere()
 
     def _sleep(self) -> None:
-        """Closes the connection until there may be work, for a day at most; the lease lasts as long."""
+        """Closes the connection until there may be work, for a day at most; extends the lease for
+        that time.
+        """
         seconds_max = WORKER_ASLEEP_SECONDS if is_shared(self._objects) else 2 * ASK_SECONDS
         self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
         self._line.disconnect()
@@ -466,9 +485,10 @@ class Worker:
         self._claims.awake(self._worker_id, self._options.lease_seconds)
 
     def _may_have_work(self, since: datetime) -> bool:
-        """Returns whether there may be work: for a shared store, if it has a newer note of activity.
+        """Returns whether there may be work since a time.
 
-        For a folder it is always True, as asking its own server costs nothing.
+        In a store that hosts share, a newer note of activity shows it. For a folder the answer is always
+        True, because a look at its own server costs nothing.
         """
         try:
             return not is_shared(self._objects) or is_noted_since(self._objects, since)

@@ -1,1 +1,1 @@
-"""The pure domain: no input or output, no clock, no database."""
+"""The data types and rules of the domain, without input or output, clock or database."""

@@ -29,7 +29,10 @@ class Cut:
 
 
 When: TypeAlias = Cut | str | datetime
-"""A moment: a cut, a cut's name, or a time with a zone: all that was committed at or before it."""
+"""A moment at which a table is read: a cut, a cut's name, or a time with a time zone.
+
+Everything that was committed at or before the moment is visible.
+"""
 BEGINNING = "beginning"
 """The command line's word for the beginning of a table; no cut can have this name."""
 
@@ -43,16 +46,19 @@ def when_of_text(text: str) -> str | datetime:
 
 
 def text_of_when(when: When) -> str | int:
-    """Returns a moment as a service takes it: a time, a cut's name, or the number of a cut without a name."""
+    """Returns a moment in the form that the query service takes.
+
+    A time or a cut's name is text, and a cut without a name is its number.
+    """
     if isinstance(when, Cut):
         return when.cut_id if when.name is None else when.name
     return when.isoformat() if isinstance(when, datetime) else when
 
 
 class Remembered(NamedTuple):
-    """The state on which a cached position depends; the planner checks that it is still the same.
+    """The state on which a cached position depends: a cut, the schema's version then, and the properties.
 
-    It is the cut, the version of the table's columns then, and the table's properties as JSON.
+    The properties are JSON. The planner checks that the state is still the same.
     """
 
     cut_id: int
@@ -62,12 +68,12 @@ class Remembered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A moment as a table's metadata are read: the tree of `epoch`, and the rows visible in `snapshot`.
+    """A moment in the form in which metadata are read: the tree of an epoch and the rows of a snapshot.
 
     - `snapshot`: the text of a pg_snapshot.
-    - `at`: the time, by the database's clock, at which this was the present.
-    - `made_at`: when the epoch was made, in microseconds since 1970. It differs in a tree of another
-      timeline.
+    - `at`: the time of the moment, by the database's clock.
+    - `made_at`: the time when the epoch was made, in microseconds since 1970. After a restore, an epoch of
+      the same number has another time.
     - `remembered`: set if the position comes from a cache; the planner then checks that it is still valid.
     """
 

@@ -1,4 +1,4 @@
-"""File references, files and the requests of the file reference store, as its contract names them."""
+"""File references, files, and the requests that the file reference store accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ DIGEST_BYTES = 16
 class FileReference:
     """A record that rows of a partition are in a file. The store's clock sets `last_updated`.
 
-    A file can have references on several partitions. `count_approximate`: `row_count` is an estimate.
+    A file can have references from several partitions. `count_approximate` is true if `row_count` is an
+    estimate.
     """
 
     filename: str
@@ -44,9 +45,9 @@ class FileWithReferences:
     - `byte_count`: the object's size.
     - `row_count`: the number of all its rows.
     - `min_key`, `max_key`: its smallest and largest row key, encoded by `model.region.encode_key`.
-    - `digest`: the XXH3-128 of its bytes, 16 bytes; files from before digests have none.
-    - `deletions_till`: the number of the last deletion before its rows came. None means the last deletion
-      that exists when the file is added.
+    - `digest`: the XXH3-128 hash of its bytes (16 bytes). Files from before digests were recorded have none.
+    - `deletions_till`: the number of the last deletion that does not apply to the file, because its rows are
+      newer. None means the last deletion that exists when the file is added.
     """
 
     filename: str
@@ -79,7 +80,7 @@ class FileWithReferences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _JobFiles:
-    """A job, and files of one partition."""
+    """The id of a compaction job, and the names of files of one partition."""
 
     job_id: str
     partition_id: str
@@ -91,12 +92,12 @@ class _JobFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssignJobIdRequest(_JobFiles):
-    """A request to assign references of one partition to a job."""
+    """A request to assign the references of one partition to a compaction job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckAssignmentRequest(_JobFiles):
-    """A request to check whether references of one partition are assigned to a job."""
+    """A request to check whether the references of one partition are assigned to a compaction job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +107,8 @@ class ReplaceFileReferencesRequest:
     - `new_reference`: the output; None if no rows are left.
     - `new_file`: the output's facts (bytes, smallest and largest key), if known.
     - `deletions_till`: the number of the last deletion that existed when the job began to read. The job has
-      applied all deletions up to it. Without it, the request is refused while a deletion of the inputs is
-      pending.
+      applied all deletions up to this number. If it is None, the store refuses the request while a deletion
+      of rows in the inputs is pending.
     """
 
     job_id: str
@@ -183,7 +184,10 @@ class SplitFileReferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class AllFiles:
-    """Every referenced file, and a limited number of unreferenced ones; `more_than_max`: there are more."""
+    """All referenced files, and a limited number of unreferenced files.
+
+    `more_than_max` is true if there are more unreferenced files than the limit.
+    """
 
     files: tuple[FileWithReferences, ...]
     more_than_max: bool
@@ -210,7 +214,7 @@ def check_count(filename: str, what: str, value: object) -> None:
 
 
 def _references(filename: str, references: object) -> tuple[FileReference, ...]:
-    """Returns references to a file as a tuple. Raises `InvalidInput`."""
+    """Returns references to a file as a tuple. Raises `InvalidInput` for anything but file references."""
     if isinstance(references, str | bytes) or not isinstance(references, Iterable):
         raise InvalidInput(f"file {filename!r}: references must be a tuple, not {references!r}")
     found = tuple(references)

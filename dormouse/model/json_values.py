@@ -1,4 +1,4 @@
-"""Values as JSON and back: of any type, of a column's type, and parameters of statements.
+"""Conversions between values and JSON: any value, a column's values, and parameters of statements.
 
 docs/reference/values.md lists the forms of values. `dormouse.sources.export` writes Arrow columns by the
 same rules.
@@ -60,12 +60,14 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
     "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
     "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
 }
-"""The types that JSON lacks. A value of such a type is an object whose key is the kind, such as
-{"uuid": "…"}; the first kind that fits is used."""
+"""The types that JSON lacks, by kind. The first kind that fits a value is used.
+
+In JSON, such a value is an object with the kind as key, for example `{"uuid": "…"}`.
+"""
 
 
 def json_value(value: Any) -> Any:
-    """Returns a value as JSON, with all that it contains.
+    """Returns a value, and all that it contains, as values that JSON has.
 
     Dataclasses become objects, and values of types that JSON lacks become text.
     """
@@ -104,9 +106,10 @@ def shown_value(value: Any) -> str:
 
 
 def value_of_json(field: Field, value: Any) -> Any:
-    """Returns a JSON value as the field's type, where JSON has no such type; the query checks the rest.
+    """Returns a JSON value as a value of the field's type.
 
-    Raises `InvalidQuery` for a value that cannot be converted.
+    It converts only types that JSON lacks, such as times, and returns other values unchecked. Raises
+    `InvalidQuery` for a value that cannot be converted.
     """
     parser = _OF_JSON.get(field.type.name)
     if value is None or parser is None:
@@ -137,7 +140,7 @@ def _double_of_json(value: Any) -> float:
 
 
 def _decimal_of_json(value: Any) -> Decimal:
-    """Returns the number. It must be text or a whole number, because JSON's fractions are not all exact."""
+    """Returns text or a whole number as a decimal. Raises `TypeError` for fractions, which may be inexact."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise TypeError
     return Decimal(value)
@@ -162,7 +165,7 @@ def parameters_json(parameters: Any) -> Any:
 
 
 def parse_parameters(parameters: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """Returns the parameters that `parameters_json` gave. Raises `InvalidQuery` for any other form."""
+    """Converts the result of `parameters_json` back. Raises `InvalidQuery` for any other form."""
     if isinstance(parameters, dict):
         return {name: _parsed(name, value) for name, value in parameters.items()}
     return parameters and [_parsed(str(number), value) for number, value in enumerate(parameters, 1)]
@@ -203,15 +206,15 @@ _written = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def json_text(value: Any) -> str:
-    """Returns compact JSON of values that JSON has.
+    """Returns values that JSON has as compact JSON text.
 
-    Raises the errors of `json.dumps` for others, for example NaN.
+    Raises the errors of `json.dumps` for other values, for example NaN.
     """
     return _written(value)
 
 
 def with_times(fields_of_json: Mapping[str, Any], endings: str | tuple[str, ...] = "_at") -> dict[str, Any]:
-    """Returns a JSON object with texts parsed as times, where the name ends with one of `endings`."""
+    """Returns a JSON object in which values whose names end with one of `endings` are parsed as times."""
     return {
         name: datetime.fromisoformat(value) if value and name.endswith(endings) else value
         for name, value in fields_of_json.items()
@@ -219,11 +222,11 @@ def with_times(fields_of_json: Mapping[str, Any], endings: str | tuple[str, ...]
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Returns the value of JSON.
+    """Returns the value of a JSON text.
 
-    Raises `ValueError` for a repeated name, or a number that a double cannot keep.
+    Raises `ValueError` for a repeated name, or a number that a double cannot represent.
 
-    `parse_constant` is called for NaN and infinities, as `json.loads` does.
+    `parse_constant` is called for NaN and infinities, as by `json.loads`.
     """
     return json.loads(
         text, parse_float=_json_double, parse_constant=parse_constant, object_pairs_hook=_object

@@ -1,6 +1,6 @@
-"""Helpers for long work: progress, retries with pauses, and streams of items made ahead, cut or joined.
+"""Helpers for long work: progress, retries with pauses, and streams of items that threads make ahead.
 
-Close a stream that is made ahead when it is no longer needed; closing waits for the items being made.
+Close such a stream when it is no longer needed. Closing waits for the items that are being made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 Progress = Callable[[int, int | None], object]
-"""A callback that is called now and then with the amount done, and the total or None if it is not known."""
+"""A callback that gets the amount done, and the total, which is None if it is not known."""
 
 
 def no_progress(done: int, total: int | None) -> None:
@@ -81,25 +81,31 @@ def tries(
 
 
 def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:
-    """Yields the same items; a thread makes up to `count` of them ahead of their use."""
+    """Yields the same items. A thread makes up to `count` of them before the caller asks for them."""
     return chained_ahead([items], 1, count)
 
 
 def chained_ahead(streams: Iterable[Iterator[T]], threads: int, count: int) -> Generator[T, None, None]:
-    """Yields the items of all streams in order; `threads` streams start early, each with `count` items."""
+    """Yields the items of all streams in order.
+
+    Threads make the first `count` items of the next `threads` streams before the caller asks for them.
+    """
     with _threads(threads) as pool:
         for stream in _early(lambda stream: _begun(pool, stream, count), streams, threads):
             yield from stream
 
 
 def mapped_ahead(function: Callable[[S], T], items: Iterable[S], threads: int) -> Generator[T, None, None]:
-    """Yields the function's result for each item, in order; up to `threads` results are made early."""
+    """Yields the function's result for each item, in order.
+
+    Threads make up to `threads` results before the caller asks for them.
+    """
     with _threads(threads) as pool:
         yield from map(Future.result, _early(lambda item: pool.submit(function, item), items, threads))
 
 
 def _early(begin: Callable[[S], T], items: Iterable[S], count: int) -> Iterator[T]:
-    """Yields each item's result of `begin`, after it was called for `count` later items."""
+    """Yields `begin(item)` for each item, in order; `begin` is called `count` items ahead."""
     begun: deque[T] = deque()
     for item in items:
         begun.append(begin(item))
@@ -126,9 +132,7 @@ def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator
 
 
 def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
-    """Returns all parts (at least one) joined, as a tree whose depth grows with the logarithm of their
-    number.
-    """
+    """Joins all parts (at least one), half with half, so that the nesting is only logarithmic."""
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2
@@ -136,7 +140,7 @@ def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], float], size_min: float) -> Iterator[list[T]]:
-    """Yields the items in lists, each as short as possible to reach `size_min`; the last may be smaller."""
+    """Yields the items in lists. A list ends at the item with which its total size reaches `size_min`."""
     held: list[T] = []
     size = 0.0
     for item in items:

@@ -1,9 +1,9 @@
 """The partition tree: regions of the key space, halved again and again. The leaves hold the live data.
 
-The partitions of all epochs are kept in arrays: a few dozen bytes each. A node is a row number in them. Rows
-are only appended, and a split fills in the row of its partition. The epochs of a change are written last, so
-readers of older epochs can go on meanwhile. When leaves are merged, the new node takes the place of the node
-above them, and remembers that node for readers of older epochs.
+The partitions of all epochs are kept in arrays, a few dozen bytes each. A node is the row number of a
+partition in these arrays. Rows are only appended; a split only completes the row of its partition. A change
+writes its epochs last, so readers of older epochs can continue meanwhile. When leaves are merged, a new node
+replaces the node above them, and the replaced node is remembered for readers of older epochs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from dormouse.model.region import (
 from dormouse.model.schema import Schema
 
 NONE = -1
-"""No parent, no known child, or never divided."""
+"""A node number or epoch that means: no parent, no known child, or never divided."""
 
 _SLOTS_MIN = 16
 _MOMENTS_MAX = 1_000
 _GONE_MIN = 10_000
 
 ROOT = "root"
-"""The id of a table's first partition; once all leaves were merged, the root is another."""
+"""The id of a table's first partition. After all leaves are merged into one, the root has another id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Byte strings end to end, with the length of each as 4 bytes, big-endian."""
+    """Many byte strings: all bytes end to end, and the length of each as 4 bytes, big-endian."""
 
     lengths: bytes
     joined: bytes
@@ -68,8 +68,9 @@ class Joined:
 class PartitionColumns:
     """Many stored partitions, by column. Numbers are signed and big-endian.
 
-    Without a split, `sealed_epochs` (8 bytes each) and `split_keys` (2 bytes) are -1, and the point is empty.
-    The root's parent is the empty string. `are_upper` has a byte each, 0 or 1.
+    Epochs have 8 bytes each, `split_keys` have 2 bytes. For a partition without a split, both its sealed
+    epoch and its split key are -1, and its split point is empty. The root's parent id is empty. `are_upper`
+    has one byte for each partition, 0 or 1.
     """
 
     ids: Joined
@@ -91,13 +92,13 @@ class TreeArrays:
         self.first_epoch = 0
         """The oldest known epoch: partitions that were merged before it are missing."""
         self.made_at: dict[int, int] = {}
-        """The times when epochs were made, in microseconds since 1970, for epochs last seen as current."""
+        """The times when epochs were made, in microseconds since 1970, for epochs that `note` recorded."""
         self.root = NONE
-        """The root of the newest epoch; it may have replaced an older root."""
+        """The root of the newest epoch. An older epoch may have had another root."""
         self.merged_epoch: dict[int, int] = {}
-        """The epochs at which nodes left the tree, by node; few do."""
+        """The epoch at which each merged node left the tree, by node."""
         self.replaced: dict[int, int] = {}
-        """The node that each merged leaf replaced, by the merged leaf's node."""
+        """The old node that each merge replaced, by the new node that took its place."""
         self.parent = array("i")
         self.left = array("i")
         self.right = array("i")
@@ -131,7 +132,7 @@ class TreeArrays:
 
     @property
     def is_mostly_gone(self) -> bool:
-        """True if it holds so many merged partitions that loading it again would save memory."""
+        """True if the arrays hold so many merged partitions that loading them again would save memory."""
         return len(self.merged_epoch) > max(_GONE_MIN, len(self.created_epoch) // 2)
 
     def knows(self, epoch: int) -> bool:
@@ -139,29 +140,29 @@ class TreeArrays:
         return self.first_epoch <= epoch <= self.epoch
 
     def agrees(self, epoch: int, made_at: int | None) -> bool:
-        """Returns whether the known epoch of this number can be the one made at `made_at`.
+        """Returns false if the known epoch of this number is not the one that was made at `made_at`.
 
-        `made_at` is in microseconds since 1970. A server that lost its last commits in a restore or failover
-        makes other epochs of the same numbers.
+        `made_at` is in microseconds since 1970. After a restore or failover that lost the last commits, the
+        server makes other epochs with the same numbers.
         """
         known = self.made_at.get(epoch)
         return known is None or made_at is None or known == made_at
 
     def note(self, epoch: int, made_at: int) -> None:
-        """Records when an epoch was made; one writer at a time."""
+        """Records the time when an epoch was made. Only one thread may call it at a time."""
         if len(self.made_at) >= _MOMENTS_MAX:
             self.made_at = {}
         self.made_at[epoch] = made_at
 
     def find(self, partition_id: str) -> int:
-        """Returns the node of a partition of any epoch, or NONE."""
+        """Returns the node of a partition, in whatever epoch it exists, or NONE."""
         return self._find(partition_id.encode("utf-8", "surrogatepass"))
 
     def partition_id(self, node: int) -> str:
         return self._ids[self._id_starts[node] : self._id_starts[node + 1]].decode()
 
     def split_point(self, node: int) -> KeyValue:
-        """Returns the point at which a partition was divided: a value of row key number `split_key[node]`."""
+        """Returns the value at which a partition was divided. `split_key[node]` is the row key's number."""
         start = self._point_starts[node]
         point = self._points[start : start + self._point_lengths[node]]
         return self._decoders[self.split_key[node]](bytes(point))
@@ -175,7 +176,7 @@ class TreeArrays:
         )
 
     def at(self, node: int, epoch: int) -> int:
-        """Returns the node that was in a node's place at an epoch, or NONE, back along the replaced nodes."""
+        """Returns the node in the place of `node` at an older epoch, back along `replaced`, or NONE."""
         created = self.created_epoch
         while node != NONE and created[node] > epoch:
             node = self.replaced.get(node, NONE)
@@ -184,7 +185,7 @@ class TreeArrays:
     def extend(self, rows: Iterable[PartitionRow], epoch: int) -> None:
         """Updates the arrays to an epoch, from the partitions that were added, divided or merged since.
 
-        Rows that are already known, or that are newer than the epoch, do no harm. A missing child is NONE.
+        It ignores rows that are already known or newer than the epoch. A missing child is NONE.
         """
         with self._lock:
             old = {row.partition_id: row for row in rows if row.created_epoch <= epoch}
@@ -324,7 +325,7 @@ class TreeArrays:
 
 
 def _parents_first(rows: Mapping[str, PartitionRow]) -> Iterator[PartitionRow]:
-    """Yields rows by epoch and, within an epoch, each row after its parent's, whatever their order was."""
+    """Yields rows by ascending epoch and, within an epoch, each row after its parent's."""
     done: set[str] = set()
     for row in sorted(rows.values(), key=lambda row: row.created_epoch):
         chain = []
@@ -345,7 +346,7 @@ def _numbers(typecode: str, encoded: bytes) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split of a partition: rows whose `field` is below `point` went to the left child."""
+    """A split of a partition: the left child has the rows whose `field` is below `point`."""
 
     field: str
     point: KeyValue
@@ -367,16 +368,16 @@ class Partition:
 
 
 class PartitionTree:
-    """The partitions of a table at one epoch: `tree[partition_id]`.
+    """The partitions of a table at one epoch. `tree[partition_id]` returns a `Partition`.
 
-    It is a light view of the arrays that all epochs share, and makes `Partition` objects only on request.
-    Code that visits many partitions uses nodes: row numbers of the arrays, the same at every epoch.
+    The tree is a view of the arrays that all epochs share, and makes `Partition` objects only on request.
+    Code that visits many partitions uses their nodes instead: row numbers, which are the same at every epoch.
 
-    A partial tree lacks some partitions: a missing child is node -1 and has the id "".
+    A partial tree lacks some partitions. A missing child has node -1 and the id "".
     """
 
     def __init__(self, arrays: TreeArrays, epoch: int, schema: Schema | None = None) -> None:
-        """Makes a view of `arrays`; `schema` has the row keys' present names, if they were renamed."""
+        """Makes a view of `arrays`. `schema` gives the present names of row keys that were renamed."""
         self.arrays = arrays
         self.schema = schema or arrays.schema
         self.epoch = epoch
@@ -404,7 +405,7 @@ class PartitionTree:
         return self.arrays.parent[node]
 
     def children(self, node: int) -> tuple[int, int] | None:
-        """Returns the left and the right child, -1 for one that a partial tree lacks; None for a leaf."""
+        """Returns the nodes of both children, -1 for one that a partial tree lacks; None for a leaf."""
         arrays = self.arrays
         if not 0 <= arrays.sealed_epoch[node] <= self.epoch:
             return None
@@ -436,7 +437,7 @@ class PartitionTree:
         )
 
     def leaf_nodes(self) -> Iterator[int]:
-        """Yields the leaves, left before right."""
+        """Yields the nodes of the leaves, left before right."""
         stack = [self.root_node]
         while stack:
             node = stack.pop()
@@ -448,7 +449,7 @@ class PartitionTree:
 
     @property
     def leaf_count(self) -> int:
-        """The number of leaves; for a partial tree, of those that it has."""
+        """The number of leaves. A partial tree counts only the leaves that it has."""
         if self.arrays.is_partial:
             return sum(1 for _ in self.leaf_nodes())
         return (len(self) + 1) // 2
@@ -468,7 +469,7 @@ class PartitionTree:
 
     @property
     def leaves(self) -> tuple[Partition, ...]:
-        """The leaves, left before right; made anew on each use, so avoid it on large trees."""
+        """The leaves, left before right. It is slow for large trees, because each use makes new objects."""
         return tuple(map(self._partition, self.leaf_nodes()))
 
     def _partition(self, node: int) -> Partition:
@@ -480,10 +481,10 @@ class PartitionTree:
         return Partition(self.node_id(node), parent_id, region, (left_id, right_id), self.split_of(node))
 
     def key_order_groups(self, leaves: Iterable[int]) -> list[list[int]]:
-        """Returns leaves, by node, in groups such that every key of a group sorts before those of the next.
+        """Returns the nodes of leaves in groups: all keys of a group sort before those of the next group.
 
-        Leaves that were split on a later row key interleave in key order: they share a group, and its rows
-        must be merged. A tree that was split on the first row key alone gives groups of one.
+        Leaves that were split on a later row key interleave in key order. They share a group, and a reader in
+        key order must merge their rows. If all splits are on the first row key, each group has one leaf.
         """
         spans = sorted((*_key_span(self.schema, self.region_of(leaf)), leaf) for leaf in leaves)
         groups: list[list[int]] = []
@@ -499,13 +500,13 @@ class PartitionTree:
 
 
 class Branch(NamedTuple):
-    """A line of the drawing of a tree."""
+    """A line of the drawing of a tree, which shows a partition or, at the end, the number of all leaves."""
 
     above: int | None
     """The index of its parent among the branches; None for the root."""
 
     where: str
-    """The condition of its split, or the number of all leaves if no more of them are shown."""
+    """The text of the line: the condition of the split, or the number of all leaves."""
 
     partition: Partition | None
 
@@ -531,7 +532,7 @@ def outline(tree: PartitionTree, leaves_max: int) -> list[Branch]:
 def split_partition(
     schema: Schema, partition: Partition, split: Split, left_id: str, right_id: str
 ) -> tuple[Partition, Partition, Partition]:
-    """Returns the partition with its split, and its two children; raises `InvalidRange` or `InvalidKey`."""
+    """Returns the divided partition and both its children. Raises `InvalidRange` or `InvalidKey`."""
     if split.field not in schema.row_key_names:
         keys = ", ".join(schema.row_key_names)
         raise InvalidRange(f"{split.field!r} is not a row key; partitions split on {keys}")
@@ -548,7 +549,7 @@ def split_partition(
 def tree_from_split_points(
     schema: Schema, points: Sequence[KeyValue], new_id: Callable[[], str]
 ) -> list[Partition]:
-    """Returns a balanced tree, divided at strictly ascending points of the first row key."""
+    """Returns a balanced tree, divided at strictly ascending values of the first row key."""
     field = schema.row_keys[0]
     if isinstance(points, str | bytes) or not isinstance(points, Sequence):
         raise InvalidRange(f"split points must be a list, not {points!r}")
@@ -587,7 +588,7 @@ def _checked_points(schema: Schema, points: Sequence[KeyValue]) -> list[KeyValue
 
 
 def _key_span(schema: Schema, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns bounds of a leaf's keys in key order: every key lies in [lower, upper)."""
+    """Returns `lower` and `upper`, sort keys such that every key of the region lies in [lower, upper)."""
     lower, upper = [], []
     for field in schema.row_keys:
         item = region.range(field.name)

@@ -35,9 +35,9 @@ _END = b"\x00\x00"
 
 
 def check_key(field: Field, value: Any) -> KeyValue:
-    """Returns the value as its field's type has it.
+    """Returns the value, with a time converted to UTC.
 
-    Raises `InvalidKey` if it is of another type or does not fit.
+    Raises `InvalidKey` if the value is not of the field's type or does not fit it.
     """
     expected = _PYTHON[field.type]
     value = plain(value)
@@ -63,7 +63,7 @@ def check_key(field: Field, value: Any) -> KeyValue:
 
 
 def _in_utc(field: Field, value: datetime) -> datetime:
-    """Returns the time in UTC. A time without a zone is taken as UTC, as it is in data."""
+    """Returns the time in UTC. A time without a zone counts as UTC, as it does in loaded data."""
     try:
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     except OverflowError:
@@ -76,7 +76,10 @@ def min_value(data_type: DataType) -> KeyValue:
 
 
 def encode_value(data_type: DataType, value: KeyValue) -> bytes:
-    """Returns one value as bytes: 4 (int, date), 8 (long, timestamp), UTF-8, or the bytes themselves."""
+    """Returns one value as bytes that sort like the value.
+
+    An int or date takes 4 bytes, a long or timestamp 8. A string is encoded in UTF-8. Bytes stay unchanged.
+    """
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
@@ -96,21 +99,24 @@ def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
 
 
 def value_of_number(data_type: DataType, number: int) -> int | datetime | date:
-    """Returns the value of a number: itself, or the time in microseconds, or the date in days, since 1970."""
+    """Converts the result of `number_of_value` back to a value of the type."""
     if data_type == TIMESTAMP:
         return _EPOCH + number * _MICROSECOND
     return date.fromordinal(number + _EPOCH.toordinal()) if data_type == DATE else number
 
 
 def number_of_value(value: int | datetime | date) -> int:
-    """Returns the number of a value: itself, or the microseconds or days since 1970."""
+    """Returns an integer unchanged, a time as microseconds since 1970, and a date as days since 1970."""
     if isinstance(value, datetime):
         return (value - _EPOCH) // _MICROSECOND
     return value.toordinal() - _EPOCH.toordinal() if isinstance(value, date) else value
 
 
 def encode_key(fields: Sequence[Field], values: Sequence[KeyValue]) -> bytes:
-    """Returns several fields' values as one key. A prefix of the fields gives a prefix of the key."""
+    """Returns the values of several fields as bytes that sort like the values.
+
+    The encoding of the first values alone is a prefix of the encoding of all values.
+    """
     parts = []
     for field, value in zip(fields, values, strict=False):
         encoded = encode_value(field.type, value)
@@ -119,7 +125,7 @@ def encode_key(fields: Sequence[Field], values: Sequence[KeyValue]) -> bytes:
 
 
 def decode_key(fields: Sequence[Field], encoded: bytes) -> tuple[KeyValue, ...]:
-    """Returns the values that `encode_key` encoded. A key may end before the last field."""
+    """Returns the values that `encode_key` encoded. The key may have fewer values than there are fields."""
     values, position = [], 0
     for field in fields:
         if position >= len(encoded):
@@ -143,7 +149,7 @@ def _next_field(data_type: DataType, encoded: bytes, start: int) -> tuple[bytes,
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values from `min` to `max` of one column; None is unbounded.
+    """The values from `min` to `max` of one column. None as `min` or `max` means unbounded.
 
     The minimum is part of the range and the maximum is not, unless the flags change that. No range contains
     null, so in a query `Range()` means "not null". Deletes and erasures refuse `Range()`, because it bounds
@@ -171,15 +177,16 @@ class Range:
         return self.min is not None and self.min == self.max and self.min_inclusive and self.max_inclusive
 
     def checked(self, field: Field) -> Range:
-        """Returns the range with its ends as the field's type has them.
+        """Returns the range with checked ends, and with times converted to UTC.
 
-        Raises `InvalidKey` or `InvalidRange`.
+        Raises `InvalidKey` for an end that is not of the field's type, and `InvalidRange` if no value can lie
+        in the range.
         """
         ends = [None if end is None else check_key(field, end) for end in (self.min, self.max)]
         return replace(self, min=ends[0], max=ends[1]).not_empty(field)
 
     def not_empty(self, field: Field) -> Range:
-        """Returns the range if it can hold a value, else raises `InvalidRange`.
+        """Returns the range unchanged. Raises `InvalidRange` if no value can lie in it.
 
         Both ends must be of one type.
         """
@@ -199,16 +206,16 @@ class Range:
         return above and (self.max is None or _after(self.max, value, self.max_inclusive))
 
     def has_one_value(self, field: Field) -> bool:
-        """Returns whether the range can hold only a single value.
+        """Returns whether only a single value can lie in the range.
 
-        For whole numbers, its ends may be neighbours.
+        For whole numbers, a range such as 7 <= x < 8 also has a single value.
         """
         if isinstance(self.min, int) and isinstance(self.max, int) and field.type in (INT, LONG):
             return self.max - (not self.max_inclusive) == self.min + (not self.min_inclusive)
         return self.is_exact
 
     def intersect(self, other: Range) -> Range | None:
-        """Returns the values that both ranges have, or None."""
+        """Returns the range of the values that lie in both ranges, or None if there are none."""
         lower = max((self, other), key=start_of)
         upper = min((self, other), key=end_of)
         both = Range(lower.min, upper.max, lower.min_inclusive, upper.max_inclusive)
@@ -216,7 +223,10 @@ class Range:
 
 
 def compare(a: Any, b: Any) -> int:
-    """Returns a negative number, zero or a positive one, like a - b. Strings compare by code point."""
+    """Returns -1 if a is below b, 0 if they are equal, and 1 if a is above b.
+
+    Strings compare by code point.
+    """
     return int(a > b) - int(a < b)
 
 
@@ -261,7 +271,7 @@ class _ByKey(Mapping[str, T]):
 
 
 class Region(_ByKey[Range]):
-    """A range for some of the row keys; the others are unbounded.
+    """A part of the key space: ranges for some of the row keys. The other row keys are unbounded.
 
     `Region(carrier=Range("AA", "DL"), flight=7)`, or `Region({"carrier": …})`. A plain value means exactly
     that value.
@@ -290,9 +300,9 @@ class Region(_ByKey[Range]):
         return all(item.intersect(self.range(name)) == self.range(name) for name, item in other.items())
 
     def split(self, field: Field, point: KeyValue) -> tuple[Region, Region]:
-        """Returns the region below `point` and the one from it on.
+        """Returns the part of the region below `point`, and the part from `point` on.
 
-        Raises `InvalidRange` if one would be empty.
+        Raises `InvalidRange` if one of the parts would be empty.
         """
         whole = self.range(field.name)
         point = check_key(field, point)
@@ -333,7 +343,7 @@ class KeyRanges(_ByKey[Ranges]):
 
     @staticmethod
     def of(region: Mapping[str, Range]) -> KeyRanges:
-        """Returns the ranges of a region, one for each row key that it names."""
+        """Returns the key ranges of a region, with one range for each row key that the region names."""
         return KeyRanges._known({name: (item,) for name, item in region.items()})
 
     @property
@@ -342,23 +352,29 @@ class KeyRanges(_ByKey[Ranges]):
         return any(not items for items in self._ranges.values())
 
     def enclosing(self, name: str) -> Range:
-        """Returns one range around all of the key's ranges; unbounded if the key is not named."""
+        """Returns the smallest range that contains all ranges of a key.
+
+        Returns an unbounded range if the key is not named or has no ranges.
+        """
         items = self._ranges.get(name)
         return Range() if not items else _hull(items[0], items[-1])
 
     def clipped(self, name: str, limits: Range) -> KeyRanges:
-        """Returns the part that lies within a range of one key."""
+        """Returns the key ranges with the ranges of one key limited to `limits`."""
         items = self._ranges.get(name)
         return KeyRanges._known(
             {**self._ranges, name: (limits,) if items is None else _within(items, limits)}
         )
 
     def overlaps(self, name: str, held: Range) -> bool:
-        """Returns whether any of a key's ranges has a value in common with another range."""
+        """Returns whether any of the ranges of a named key has a value in common with `held`."""
         return bool(_within(self._ranges[name], held))
 
     def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges | None, KeyRanges | None]:
-        """Returns the parts below a value of one key and from it on; None for a part that is empty."""
+        """Returns the part in which one key is below `point`, and the part from `point` on.
+
+        An empty part is None.
+        """
         items = self._ranges.get(name)
         if items is not None and len(items) == 1:
             # the usual case on the way down a tree: all of it lies on one side
@@ -372,7 +388,7 @@ class KeyRanges(_ByKey[Ranges]):
         return tuple(None if part.is_empty else part for part in parts)  # type: ignore[return-value]
 
     def intersect(self, other: KeyRanges) -> KeyRanges:
-        """Returns the part that both have in common."""
+        """Returns the key ranges that match exactly the rows that both match."""
         both = dict(self._ranges)
         for name, items in other.items():
             if both.setdefault(name, items) != items:
@@ -380,20 +396,23 @@ class KeyRanges(_ByKey[Ranges]):
         return KeyRanges._known(both)
 
     def without(self, names: Iterable[str]) -> KeyRanges:
-        """Returns the same ranges, with some keys unbounded."""
+        """Returns the same key ranges, except that the keys in `names` are unbounded."""
         gone = set(names)
         return KeyRanges._known({name: items for name, items in self.items() if name not in gone})
 
     @staticmethod
     def _known(ranges: dict[str, Ranges]) -> KeyRanges:
-        """Returns the key ranges for ranges that are already disjoint and ascending."""
+        """Makes key ranges of ranges that are known to be disjoint and ascending."""
         made = KeyRanges()
         made._ranges = ranges
         return made
 
 
 def united(parts: Sequence[KeyRanges]) -> KeyRanges:
-    """Returns ranges that contain at least all of the parts. Only keys that every part names stay bounded."""
+    """Returns key ranges that match all rows that any part matches, and maybe more rows.
+
+    A key stays bounded only if every part that is not empty names it.
+    """
     some = [part for part in parts if not part.is_empty]
     if not some:
         return parts[0] if parts else KeyRanges()
@@ -412,7 +431,10 @@ def _disjoint(items: Iterable[Range]) -> Ranges:
 
 
 def _meet(earlier: Range, later: Range) -> bool:
-    """Returns whether no value lies between two ranges, given in the order of their starts."""
+    """Returns whether two ranges overlap or touch, so that no value lies between them.
+
+    `earlier` must not start after `later`.
+    """
     end: Any = earlier.max
     start: Any = later.min
     if end is None or start is None:
@@ -421,7 +443,10 @@ def _meet(earlier: Range, later: Range) -> bool:
 
 
 def _within(items: Ranges, limits: Range) -> Ranges:
-    """Returns the parts of disjoint, ascending ranges that lie within limits. Only the outermost are cut."""
+    """Returns the parts of disjoint, ascending ranges that lie within `limits`.
+
+    It finds the first and the last range by bisection, because only the outermost ranges can be cut.
+    """
     low = 0 if limits.min is None else bisect_left(items, (0, limits.min, False), key=end_of)
     high = len(items)
     if limits.max is not None:

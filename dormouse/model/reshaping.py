@@ -25,7 +25,7 @@ Evolve = Literal["add"]
 
 
 def check_evolve(evolve: object) -> None:
-    """Raises `InvalidInput` for a value of `evolve` that no load knows."""
+    """Raises `InvalidInput` for a value that is not one of `Evolve`."""
     if evolve is not None and evolve != "add":
         raise InvalidInput(f"evolve is 'add', to add columns that the table lacks, or None, not {evolve!r}")
 
@@ -72,7 +72,10 @@ def with_widened_column(schema: Schema, name: str, to: DataType) -> Schema:
 
 
 def without_column(schema: Schema, name: str) -> Schema:
-    """Returns the schema without a value column. A column added later under its name is a new one."""
+    """Returns the schema without a value column.
+
+    A column that is added later with the same name is a new column.
+    """
     number = _number(schema, name)
     if number < len(schema.key_fields):
         raise InvalidSchema(f"{name!r} is a key, by which the rows are sorted: it cannot be dropped")
@@ -82,9 +85,9 @@ def without_column(schema: Schema, name: str) -> Schema:
 
 
 def as_known_by(schema: Schema, newest: Schema) -> Schema:
-    """Returns the same columns, as the newest version knows them, so that files written since can be read.
+    """Returns an older schema with the names and types that its columns have had in later versions.
 
-    Raises `InvalidSchema` if a column was dropped since.
+    So files of later versions can be read with it. Raises `InvalidSchema` if a column was dropped since.
     """
     known = {column.column_id: column for column in newest.shape.columns}
     columns = []
@@ -96,12 +99,12 @@ def as_known_by(schema: Schema, newest: Schema) -> Schema:
 
 
 def properties_naming(properties: TableProperties, name: str) -> list[str]:
-    """Returns the names of the properties that name a column."""
+    """Returns the names of the properties whose values contain the name of this column."""
     return [key for key, text, pattern in _naming(properties) if name in _named(text, key, pattern)]
 
 
 def property_changes(properties: TableProperties, called: Callable[[str], str | None]) -> dict[str, Any]:
-    """Returns the changes of properties after columns were renamed or dropped.
+    """Returns the properties that must change after columns were renamed or dropped, with new values.
 
     `called` returns the new name of a column, or None if it no longer exists.
     """
@@ -130,7 +133,7 @@ def with_properties(properties: TableProperties, changes: dict[str, Any]) -> Tab
 
 
 def _naming(properties: TableProperties) -> Iterator[tuple[str, str, re.Pattern[str]]]:
-    """Yields the properties that contain columns' names, with their text and a pattern for the names."""
+    """Yields each property that names columns: its name, its text, and a pattern that finds the names."""
     for keys, pattern in (
         (_CALLS, rf"\(\s*({NAME})"),
         (_LISTS, rf"({NAME})"),
@@ -147,7 +150,10 @@ def _named(text: str, key: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _name(text: str, key: str) -> str:
-    """Returns the column's name as it stands in a property's text; `newest_by` is a name without quotes."""
+    """Returns the column's name, from its form in the text of property `key`.
+
+    Only `newest_by` contains a name that is never in quotes.
+    """
     return text if key == "newest_by" else name_of(text)
 
 

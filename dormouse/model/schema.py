@@ -1,6 +1,7 @@
 """Schemas: a table's row keys (which sort and partition it), sort keys (which only sort it) and values.
 
-Each schema has a shape: its columns in every version. A file is read by the version that it was written with.
+Each schema has a shape: the names and types of its columns in every version. A file is read with the names
+and types of the version with which it was written.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ FIELDS_MAX = 1_000
 
 
 class SchemaMoved(DormouseError):
-    """The table's columns or properties changed since the work began.
+    """The table's columns or properties have changed since the work began.
 
-    It makes the work begin again with the newer schema. Users never see it.
+    The code that catches this error begins the work again with the newer schema. Users never see the error.
     """
 
 
@@ -42,9 +43,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column by its id, which no other column of the table ever has; `stages` ascend by version.
+    """A column by its id, with its names and types in all versions.
 
-    `default` is the column's value for rows of files that were written before it was added.
+    No other column of the table ever has the same id. `stages` ascend by version. `default` is the column's
+    value for rows of files that were written before the column was added.
     """
 
     column_id: int
@@ -56,9 +58,9 @@ class Column:
         return next((stage for stage in reversed(self.stages) if stage.since <= version), None)
 
     def to_json(self, field: Field) -> dict[str, Any]:
-        """Returns the column as JSON; `field` is its current form.
+        """Returns the column as JSON.
 
-        The default is JSON in a text, because `jsonb` can hold neither NUL nor -0.0.
+        The default is a string that contains JSON, because `jsonb` can hold neither NUL nor -0.0.
         """
         stages = [{"since": one.since, "name": one.name, "type": one.type.to_json()} for one in self.stages]
         default = None if self.default is None else dumps(json_value(self.default))
@@ -75,9 +77,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A version of a table's schema: its columns, in the order of the fields, and the last column id given.
+    """The columns of one version of a table's schema, in the order of the fields.
 
-    `known` is the last version that the columns' stages cover; None: this version.
+    `last_id` is the highest column id that the table has used. `known` is the last version whose names and
+    types the columns have; None means this version.
     """
 
     version: int
@@ -86,7 +89,7 @@ class Shape:
     known: int | None = None
 
     def check_known(self, version: int) -> None:
-        """Raises `SchemaMoved` for a version that is newer than these columns know."""
+        """Raises `SchemaMoved` for a version that is newer than the last known one."""
         if version > (self.known or self.version):
             raise SchemaMoved(f"version {version} of the table's schema is newer than {self.version}")
 
@@ -103,7 +106,7 @@ class Shape:
 
     @staticmethod
     def from_json(value: Any, fields: Sequence[Field]) -> Shape:
-        """Returns the shape that `to_json` gave. Raises `InvalidSchema`."""
+        """Converts the result of `to_json` back to a shape. Raises `InvalidSchema` if that fails."""
         try:
             columns = zip(value["columns"], fields, strict=True)
             listed = tuple(Column.from_json(one, field) for one, field in columns)
@@ -114,7 +117,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Schema:
-    """Row keys, sort keys and values, in this order in every file. Raises `InvalidSchema`.
+    """Row keys, sort keys and values, in this order in every file. An invalid schema raises `InvalidSchema`.
 
     A file is sorted by the row keys, then the sort keys. Schemas with equal fields are equal, even if their
     earlier versions (`shape`) differ.
@@ -188,7 +191,7 @@ class Schema:
         return self._by_name[name]
 
     def default(self, name: str) -> Any:
-        """Returns a column's value for added rows that lack it; None for null, or if it has no default."""
+        """Returns a column's value for added rows that lack the column. None means null or no default."""
         return self.shape.columns[self.names.index(name)].default
 
     def is_optional(self, name: str) -> bool:
@@ -205,17 +208,17 @@ class Schema:
 
     @property
     def was_changed(self) -> bool:
-        """True if the columns have a history: the version is not the first, or a later one is known."""
+        """True if the version is not the first, or a later version is known."""
         return self.version > 1 or self.shape.known is not None
 
     def knows(self, version: int) -> bool:
-        """Returns whether `version`, the table's newest, is the last one that these columns know."""
+        """Returns whether `version`, the table's newest version, is the last one that this schema knows."""
         return version == (self.shape.known or self.version)
 
     def as_written(self, version: int) -> Schema:
-        """Returns the schema as a version had it: its columns, by their names and types then.
+        """Returns the schema of an earlier or later known version, with the names and types of that version.
 
-        It has only columns that still exist. Raises `SchemaMoved` if the version is newer than is known.
+        Columns that this schema lacks are missing. Raises `SchemaMoved` if the version is not yet known.
         """
         if version == self.version:
             return self
@@ -238,7 +241,7 @@ class Schema:
 
     @staticmethod
     def from_record(value: Any) -> Schema:
-        """Returns the schema that `to_record` gave."""
+        """Converts the result of `to_record` back to a schema."""
         plain = Schema.from_json({part: fields for part, fields in value.items() if part != "shape"})
         if "shape" not in value:
             return plain
@@ -251,7 +254,7 @@ class Schema:
 
     @staticmethod
     def from_json(value: Any) -> Schema:
-        """Returns the schema that `to_json` gave; `nullable`, `sort_keys` and `values` may be left out."""
+        """Converts the result of `to_json` to a schema; `nullable`, `sort_keys`, `values` may be missing."""
         if not isinstance(value, dict):
             raise InvalidSchema(f"a schema is an object with row_keys, sort_keys and values, not {value!r}")
         unknown = set(value) - {"row_keys", "sort_keys", "values"}
@@ -290,7 +293,10 @@ def _check_names_differ(fields: Iterable[Field]) -> None:
 
 
 def pairs(stored: Schema, schema: Schema) -> Iterator[tuple[Field, Column, Field | None]]:
-    """Yields each column of `schema` with its field in `stored`, of the same table; None if missing."""
+    """Yields, for each column of `schema`, its field, the column, and its field in `stored`.
+
+    Both schemas are of the same table. The last is None if `stored` lacks the column.
+    """
     ids = (column.column_id for column in stored.shape.columns)
     known = dict(zip(ids, stored.fields, strict=True))
     for field, one in zip(schema.fields, schema.shape.columns, strict=True):

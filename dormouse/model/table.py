@@ -1,4 +1,4 @@
-"""Tables as metadata: their properties, the rules of keyed tables and row tables, and a table's record."""
+"""The properties of tables, the rules of keyed tables and row tables, and a table's record."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 100 * 365.25 * 86_400
 READERS_SECONDS = 900
-"""The time that an object stays for readers that have just looked up where it is."""
+"""The least time that an object still exists after a reader has looked up its name."""
 KEPT_SECONDS = 86_400
-"""The time that an object stays after nothing refers to it, or after its writer stopped. It is the default of
-the other delays before a deletion."""
+"""The time that an object stays after its last reference was removed, or after its writer stopped.
+
+It is also the default of the other delays before a deletion.
+"""
 INT_MAX = (1 << 31) - 1
 ROWS_MAX = (1 << 63) - 1
 
 VERSION = "__schema"
-"""The key, in a stored condition, of its schema version; left out if that is 1."""
+"""The key of the schema's version in a stored condition. The key is missing if the version is 1."""
 
 ROW_ID, ROW_VERSION, ROW_DELETED = "ROW_ID", "ROW_VERSION", "ROW_DELETED"
 DROPPED = "_dropped_"
 """The prefix of the names of dropped columns, which older versions of rows still have."""
 VERSIONS = "$versions"
-"""The suffix of a row table's name that means every version of its rows."""
+"""A suffix of a row table's name: the name then means the table of all versions of its rows."""
 
 SEQUENCE = "__sequence"
-"""A hidden column: the number of the load that a row came with."""
+"""A hidden column of keyed tables: the number of the load that added the row."""
 DELETED_AT = "__deleted_at"
-"""A hidden column: when a row was marked as deleted; null if the row exists."""
+"""A hidden column of keyed tables: the time when a row was marked as deleted, or null if it exists."""
 HIDDEN_COLUMNS = (SEQUENCE, DELETED_AT)
 _HIDDEN_IDS = ((1 << 31) - 3, (1 << 31) - 2)
 """The column ids of the two hidden columns. No added column gets so high a number."""
@@ -81,7 +83,7 @@ def stored_condition(schema: Schema, condition: dict[str, Any]) -> str:
 
 
 def given_condition(condition: str) -> str:
-    """Returns a stored condition as its user gave it."""
+    """Returns a stored condition without the schema's version, as the user gave it."""
     found = loads(condition)
     return dumps({name: wanted for name, wanted in found.items() if name != VERSION})
 
@@ -104,7 +106,7 @@ def current_condition(schema: Schema, condition: str) -> dict[str, Any]:
 
 
 class TableProperties(BaseModel):
-    """Properties of a table; raises `InvalidProperties` with every mistake in one line."""
+    """The properties of a table. Invalid values raise `InvalidProperties`, with all mistakes in one line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -134,7 +136,10 @@ class TableProperties(BaseModel):
         le=SECONDS_MAX,
         description="how long the files of a job that never committed are kept",
     )
-    compaction_strategy: Literal["size_ratio", "basic"] = "size_ratio"
+    compaction_strategy: Literal["size_ratio", "basic"] = Option(
+        "size_ratio",
+        description="size_ratio: a job merges files of similar size; basic: it merges the smallest files",
+    )
     compaction_batch_files: int = Option(12, ge=2, le=INT_MAX, description="files merged by one job, at most")
     size_ratio: float = Option(
         3,
@@ -170,7 +175,11 @@ class TableProperties(BaseModel):
         le=ROWS_MAX,
         description="leaves with fewer rows together are merged; none: leaves are not merged",
     )
-    ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = "one_file_per_leaf"
+    ingest_file_writing: Literal["one_file_per_leaf", "one_reference_per_leaf"] = Option(
+        "one_file_per_leaf",
+        description="one_file_per_leaf: an ingest writes a file for each leaf; one_reference_per_leaf: it "
+        "writes one file, to which each leaf has a reference",
+    )
     bulk_ingest_leaves_min: int = Option(
         1,
         ge=1,
@@ -186,7 +195,9 @@ class TableProperties(BaseModel):
         description="e.g. 'order_id, customer': columns (INT, LONG, STRING, BYTES; not the first row key) "
         "with many distinct values that queries look up singly; new files grow by 1 to 2 bytes a value",
     )
-    compression: Literal["zstd", "snappy", "lz4", "none"] = "zstd"
+    compression: Literal["zstd", "snappy", "lz4", "none"] = Option(
+        "zstd", description="the compression of Parquet files"
+    )
     keep: Literal["every_row", "newest_row"] = Option(
         "every_row",
         description="newest_row: keep only the newest row for each row key; chosen when the table is made",
@@ -222,7 +233,9 @@ class TableProperties(BaseModel):
         description="async: where a committer runs, jobs commit through its queue, many in a transaction, "
         "and wait until the commit is visible; sync, in Spark or without a committer: one transaction each",
     )
-    isolation: Literal["read committed", "serializable"] = "read committed"
+    isolation: Literal["read committed", "serializable"] = Option(
+        "read committed", description="the isolation level of transactions that change references"
+    )
     verify_reads: bool = Option(
         False,
         description="true: each process checks a file's digest before it first reads from the file; a "
@@ -231,7 +244,7 @@ class TableProperties(BaseModel):
 
     @property
     def files_kept_seconds(self) -> float:
-        """The time in seconds that a file stays after its last reference was removed, if nothing holds it."""
+        """The time in seconds that a file stays after its last reference was removed, without any hold."""
         return 0 if self.gc_delay_seconds == 0 else self.history_retention_seconds
 
     @model_validator(mode="after")
@@ -296,7 +309,7 @@ def is_edited(properties: TableProperties) -> bool:
 
 
 def named_versions(name: object) -> str | None:
-    """Returns the name of the row table, if `name` is the name of its versions; else None."""
+    """Returns the row table's name if `name` is that name followed by `$versions`; otherwise None."""
     if not isinstance(name, str) or not name.lower().endswith(VERSIONS):
         return None
     return name[: -len(VERSIONS)]
@@ -316,9 +329,9 @@ def current_schema(schema: Schema) -> Schema:
 
 
 def check_not_edited(name: str, properties: TableProperties, instead: str) -> None:
-    """Raises `NotARowTable` if the table belongs to a row table; `instead` is the advice in the message.
+    """Raises `NotARowTable` if the table belongs to a row table. `instead` is the advice in the message.
 
-    For calls that would leave the versions of rows wrong.
+    Calls that would make the versions of rows wrong begin with this check.
     """
     if is_edited(properties):
         raise NotARowTable(
@@ -332,10 +345,10 @@ def is_keyed(properties: TableProperties) -> bool:
 
 
 def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
-    """Returns the columns of the table's files.
+    """Returns the schema of the table's files.
 
-    A keyed table's files have two more columns, which are hidden. A deletion mark has no values except that
-    of `newest_by`, so all other values may be null in files.
+    A keyed table's files have two more columns, which are hidden. A deletion mark has only the value of
+    `newest_by`, so all other values may be null in files.
     """
     if not is_keyed(properties):
         return schema
@@ -349,9 +362,10 @@ def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
 
 
 def given_schema(schema: Schema, properties: TableProperties, deletes: str | None) -> Schema:
-    """Returns the columns of the data of an upsert.
+    """Returns the schema that the data of an upsert must have.
 
-    `deletes` names a boolean column that marks rows for deletion. In these rows the other values may be null.
+    `deletes` names a boolean column that marks rows for deletion. Marked rows may have null in all values
+    except that of `newest_by`.
     """
     if deletes is None:
         return schema
@@ -368,7 +382,7 @@ def given_schema(schema: Schema, properties: TableProperties, deletes: str | Non
 
 
 def _of_marks(schema: Schema, properties: TableProperties) -> list[Field]:
-    """Returns the value columns, all nullable except that of `newest_by`, as deletion marks have them."""
+    """Returns the value columns, all nullable except `newest_by`, so that they fit deletion marks."""
     return [
         field if field.name == properties.newest_by else Field(field.name, field.type, nullable=True)
         for field in schema.values
@@ -381,7 +395,10 @@ def newest_first(properties: TableProperties) -> tuple[str, ...]:
 
 
 def check_keyed(schema: Schema, properties: TableProperties) -> None:
-    """Raises `InvalidProperties` if properties do not fit the schema or contradict each other."""
+    """Raises `InvalidProperties` if the properties of a keyed table or row table do not fit the schema.
+
+    It also raises if properties contradict each other.
+    """
     if properties.rows == "edited" and (is_keyed(properties) or properties.filter or properties.aggregate):
         raise InvalidProperties("rows: a row table keeps every version: it has no keep, filter or aggregate")
     if not is_keyed(properties):
@@ -404,7 +421,7 @@ def check_keyed(schema: Schema, properties: TableProperties) -> None:
 
 
 def check_upsert(name: str, properties: TableProperties) -> None:
-    """Raises `InvalidInput` for a table in which no row replaces another."""
+    """Raises `InvalidInput` for a table that is not keyed, in which no row replaces another."""
     if not is_keyed(properties):
         raise InvalidInput(
             f"table {name!r} keeps every row, so no row replaces another: ingest the rows, or make the "
@@ -413,7 +430,10 @@ def check_upsert(name: str, properties: TableProperties) -> None:
 
 
 def check_kept(now: TableProperties, changed: TableProperties) -> None:
-    """Raises `InvalidProperties` for a change of a property that compaction has already acted upon."""
+    """Raises `InvalidProperties` if `rows`, `keep` or `newest_by` would change.
+
+    They stay for the life of a table, because compaction has already dropped rows by them.
+    """
     if now.rows != changed.rows:
         raise InvalidProperties(f"rows is chosen when a table is made, and stays {now.rows!r}")
     for name in ("keep", "newest_by"):
@@ -425,7 +445,7 @@ def check_kept(now: TableProperties, changed: TableProperties) -> None:
 
 
 def unchecked(name: str, kind: DataType, *, nullable: bool = False) -> Field:
-    """Returns a field with any name, even one that begins with two underscores, as hidden columns have."""
+    """Makes a field without checking its name, because names of hidden columns begin with two underscores."""
     field = object.__new__(Field)
     for attribute, value in (("name", name), ("type", kind), ("nullable", nullable)):
         object.__setattr__(field, attribute, value)
@@ -453,7 +473,7 @@ def _check_newest_by(schema: Schema, properties: TableProperties) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A difference between a table and its record or its objects; `detail` explains it.
+    """A finding of a check: a table differs from its record or its objects. `detail` explains the difference.
 
     `table` is None for an object that belongs to no table.
     """
@@ -494,7 +514,7 @@ class TableRecord:
 
 
 def table_of(row: Sequence[Any]) -> TableRecord:
-    """Returns the table of a row that a query of tables gave; its columns are the fields."""
+    """Returns the table record of a row of a query, whose columns are the fields of `TableRecord`."""
     table_id, name, schema, properties, layout, created_at, uuid, numbered = row
     return TableRecord(
         table_id,
@@ -509,7 +529,7 @@ def table_of(row: Sequence[Any]) -> TableRecord:
 
 
 def check_table_name(name: object) -> str:
-    """Returns the name if a table can have it. Raises `InvalidName`."""
+    """Returns the name unchanged. Raises `InvalidName` if no table can have it."""
     if not isinstance(name, str) or not _TABLE_NAME.fullmatch(name):
         raise InvalidName(
             f"table name {name!r}: use letters A to Z, digits, '_' and '-'; begin with a letter or underscore"
@@ -526,7 +546,7 @@ class _Read(Protocol):
 
 
 class Container:
-    """A mixin that makes a table a container of its rows: for `len`, truth, and readers of Arrow streams."""
+    """A mixin for tables that adds `len`, truth (always true) and the protocol of Arrow streams."""
 
     def __len__(self: _Read) -> int:
         """Returns the number of rows, as `count` does."""

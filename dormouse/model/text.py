@@ -1,4 +1,4 @@
-"""Checks of texts that PostgreSQL must hold, and the narrow ids that stand for them."""
+"""Checks of texts that PostgreSQL stores, and the 16-byte ids that replace long names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')
 
 
 def name_of(text: str) -> str:
-    """Returns the name without its quotes."""
+    """Returns a name from properties without its surrounding spaces and quotes."""
     text = text.strip()
     return text[1:-1].replace('""', '"') if len(text) > 1 and text[0] == text[-1] == '"' else text
 
@@ -37,9 +37,9 @@ def parts_of(text: str) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """Returns the names of a list with commas; a name with a comma is in double quotes.
+    """Returns the names of a comma-separated list. A name that contains a comma must be in double quotes.
 
-    Raises `InvalidInput`.
+    Raises `InvalidInput` if the text is not such a list.
     """
     try:
         return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
@@ -55,8 +55,9 @@ COLUMNS_SHOWN = 20
 
 
 def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
-    """Raises `InvalidInput` unless the value is text that PostgreSQL can hold: not empty, bounded, without
-    NUL.
+    """Raises `InvalidInput` unless the value is text that PostgreSQL can store.
+
+    The text must not be empty, exceed `bytes_max` or contain NUL. `what` names the value in the message.
     """
     if type(value) is str and 0 < len(value) <= bytes_max and value.isascii() and "\x00" not in value:
         return  # most texts are like this, and requests have many
@@ -71,7 +72,7 @@ def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> Non
 
 
 def check_printed(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
-    """Raises `InvalidInput` as `check_text` does, and for text that cannot be shown in a log or a header."""
+    """Raises the errors of `check_text`, and `InvalidInput` for text that a log or header cannot show."""
     check_text(what, value, bytes_max)
     if not str(value).isprintable():
         raise InvalidInput(f"{what} {value!r} must be printable, without line breaks or control characters")
@@ -85,7 +86,7 @@ def path_segment(text: str) -> str:
 
 
 def check_texts(what: str, values: Sequence[object], bytes_max: int = NAME_BYTES_MAX) -> None:
-    """Raises `InvalidInput` as `check_text` does, for any of the values."""
+    """Raises `InvalidInput` if `check_text` would refuse any of the values."""
     try:
         joined = "".join(values)  # type: ignore[arg-type]  # what is no text is found below
         lengths = set(map(len, values))  # type: ignore[arg-type]
@@ -98,7 +99,10 @@ def check_texts(what: str, values: Sequence[object], bytes_max: int = NAME_BYTES
 
 
 def narrow_id(text: str) -> uuid.UUID:
-    """Returns the id of a file or commit in the database: 128 bits of BLAKE2b, known without a look-up."""
+    """Returns the id that the database uses for a file's or commit's name: 128 bits of its BLAKE2b hash.
+
+    Clients compute the id themselves, without asking the database.
+    """
     return uuid.UUID(bytes=narrow_bytes(text))
 
 
@@ -113,24 +117,24 @@ def plural(number: int, noun: str) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Returns the name that was probably meant, without regard to case, or None."""
+    """Returns the known name that is most similar to `name`, ignoring case, or None if none is similar."""
     names = {one.casefold(): one for one in known}
     near = get_close_matches(str(name).casefold(), names, n=1)
     return names[near[0]] if near else None
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns the end of an error message that suggests the nearest name; empty if none is near."""
+    """Returns the end of an error message that suggests the most similar name; empty if none is similar."""
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 def of_one_key(partition_id: str) -> str:
-    """Returns an error message about a full leaf that cannot be divided."""
+    """Returns the error message for a full leaf that cannot be divided, because all its rows have one key."""
     return f"partition {partition_id} is full and cannot be divided: all its rows have one key"
 
 
 def shown_list(names: Sequence[str], most: int) -> str:
-    """Returns the first names, and the number of the others."""
+    """Returns the first `most` names, separated by commas, and the number of further names."""
     more = len(names) - most
     return ", ".join([*names[:most], *([f"… {more:,} more"] if more > 0 else [])])

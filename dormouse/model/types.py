@@ -1,7 +1,7 @@
-"""Fields and data types, and values in Python, as parameters of statements and as text.
+"""Fields and data types, and conversions of values from other libraries and from text.
 
-Key columns have one of a few types, value columns any. docs/reference/values.md lists the forms of values.
-`dormouse.sources.export` writes Arrow columns by the same rules.
+Key columns have one of a few types; value columns can have any type. docs/reference/values.md lists the forms
+of values. `dormouse.sources.export` writes Arrow columns by the same rules.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ _OF_ONE = ("as_py", "to_pydatetime", "item")
 Parameters = Sequence[Any] | Mapping[str, Any]
 PARAMETERS_MAX = 10_000
 NESTING_MAX = 100
-"""The limit of nested lists in a parameter."""
+"""The limit of the depth of lists within lists in a parameter."""
 
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
 EXACT_MAX = 2.0**53
-"""The limit up to which every whole number is a double."""
+"""The limit up to which a double can represent every whole number."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A type by its name; `element` is set for lists and maps, `key` for maps, `parts` for structs.
+    """A data type.
 
-    A decimal has at most `precision` digits, `scale` of them after the point.
+    - `element`: the type of the elements of a list, or of the values of a map.
+    - `key`: the type of the keys of a map.
+    - `precision`, `scale`: the most digits of a decimal, and the number of digits after the point.
+    - `parts`: the fields of a struct.
     """
 
     name: str
@@ -73,7 +76,7 @@ class DataType:
 
     @staticmethod
     def from_json(value: Any) -> DataType:
-        """Returns the type that `to_json` gave. Raises `InvalidSchema`."""
+        """Converts the result of `to_json` back to a type. Raises `InvalidSchema` for other values."""
         if isinstance(value, str) and value in _PRIMITIVES:
             return _PRIMITIVES[value]
         match value:
@@ -98,7 +101,7 @@ class DataType:
 
     @property
     def is_floating(self) -> bool:
-        """True if values may be NaN, which Parquet's statistics leave out."""
+        """True if values may be NaN. Parquet's statistics do not count NaN."""
         return self.name in {"double", "float"}
 
     @property
@@ -107,7 +110,7 @@ class DataType:
         return (*(t for t in (self.key, self.element) if t is not None), *(part.type for part in self.parts))
 
     def to_json(self) -> Any:
-        """Returns the type as JSON: a string, or an object for types with parameters."""
+        """Returns the type as JSON: its name, or an object for a type with parameters."""
         if self.precision is not None:
             return {self.name: {"precision": self.precision, "scale": self.scale}}
         if self.parts:
@@ -145,7 +148,7 @@ class Field:
 
     @staticmethod
     def from_json(value: Any) -> Field:
-        """Returns the field that `to_json` gave; `nullable` may be left out. Raises `InvalidSchema`."""
+        """Converts the result of `to_json` to a field; `nullable` may be missing. Raises `InvalidSchema`."""
         match value:
             case {"name": name, "type": type_, **rest} if set(rest) <= {"nullable"}:
                 return Field(name, DataType.from_json(type_), cast(bool, rest.get("nullable", False)))
@@ -153,7 +156,7 @@ class Field:
 
 
 def is_text(value: object) -> bool:
-    """Returns whether PostgreSQL can hold the value as text."""
+    """Returns whether the value is a string that PostgreSQL can store."""
     return (
         isinstance(value, str)
         and "\x00" not in value
@@ -239,10 +242,10 @@ def _depth(data_type: DataType) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of NumPy, pandas, Polars or Arrow as a Python value, a list for arrays and series.
+    """Converts a value of NumPy, pandas, Polars or Arrow to a Python value, an array or series to a list.
 
-    None of these libraries is imported. A Python value is returned unchanged. Times are converted to
-    microseconds, unless that would lose digits; then the value is returned unchanged.
+    It imports none of these libraries, and returns Python values unchanged. A time with digits beyond
+    microseconds is returned unchanged, too.
     """
     kind = type(value)
     if kind.__module__.partition(".")[0] not in _PACKAGES:
@@ -260,9 +263,9 @@ def plain(value: Any) -> Any:
 
 
 def checked_parameters(parameters: object) -> Parameters:
-    """Returns checked parameters as a list or a dict.
+    """Returns the parameters of a statement as a list or a dict; an empty list for None.
 
-    Raises `InvalidQuery` for too many parameters, or a value that DuckDB has no type for.
+    Raises `InvalidQuery` for too many parameters, or for a value for which DuckDB has no type.
     """
     if parameters is None:
         return []
@@ -295,7 +298,7 @@ def _parameter_name(name: object) -> str:
 
 
 def check_nesting(name: str, depth: int) -> None:
-    """Raises `InvalidQuery` for a parameter with lists nested more than `NESTING_MAX` deep."""
+    """Raises `InvalidQuery` if `depth`, the depth of lists in a parameter, exceeds `NESTING_MAX`."""
     if depth > NESTING_MAX:
         raise InvalidQuery(f"parameter {name} has more than {NESTING_MAX} lists nested in each other")
 
@@ -318,9 +321,10 @@ def _checked_parameter(name: str, value: Any, depth: int = 1) -> Any:
 
 
 def value_of_text(field: Field, text: str) -> Any:
-    """Returns the value of a text, by the field's type. Raises `InvalidQuery`.
+    """Parses a text as a value of the field's type. Raises `InvalidQuery` if that fails.
 
-    Bytes are text, or 0x and hexadecimal digits. Dates and times are in ISO 8601, in UTC without a zone.
+    Bytes are hexadecimal digits after `0x`, or else the text in UTF-8. Dates and times are in ISO 8601. A
+    time without a zone is in UTC.
     """
     parse, what = _OF_TEXT.get(field.type.name, (str, "text"))
     try:
@@ -334,7 +338,7 @@ def base64_text(value: bytes) -> str:
 
 
 def bytes_of_base64(text: str) -> bytes:
-    """Returns the bytes. Raises `ValueError` for text that is not base64 in its canonical form."""
+    """Decodes base64. Raises `ValueError` for text that is not base64 in its canonical form."""
     return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
 
 
@@ -348,20 +352,20 @@ def is_interval(value: Any) -> bool:
 
 
 def time_text(value: datetime) -> str:
-    """Returns a time in ISO 8601 with microseconds: in UTC, or without a zone if it has none."""
+    """Returns a time in ISO 8601 with microseconds: in UTC, or without a zone if the time has none."""
     if value.tzinfo is None:
         return value.isoformat(timespec="microseconds")
     return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def time_of_text(text: str) -> datetime:
-    """Returns the time of a text in ISO 8601, in UTC if it has no zone. Raises `ValueError`."""
+    """Parses a time in ISO 8601; without a zone, it is in UTC. Raises `ValueError` for other texts."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _double_of_text(text: str) -> float:
-    """Returns the number. Raises `ValueError` if digits give infinity: only "inf" and the like may."""
+    """Parses a double. Raises `ValueError` for digits that are too large for a double."""
     if math.isinf(found := float(text)) and any(map(str.isdigit, text)):
         raise ValueError
     return found
@@ -390,11 +394,11 @@ _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def keeps(number: float, text: str, shortest: str) -> bool:
-    """Returns whether a floating-point number keeps the digits of a text.
+    """Returns whether a floating-point number has the same digits as the text from which it was parsed.
 
-    It does in either case:
-    - The text is `shortest`, the shortest text that identifies the number.
-    - The number's exact value, rounded to as many digits as the text has, equals the text's.
+    It has them in two cases:
+    - The text has the value of `shortest`, the shortest text that identifies the number.
+    - The number's exact value, rounded to as many digits as the text has, equals the text's value.
     """
     if not math.isfinite(number):
         return False
@@ -407,9 +411,12 @@ def keeps(number: float, text: str, shortest: str) -> bool:
 
 
 def exact_double(text: str) -> float:
-    """Returns the double of a decimal number. Raises `ValueError` with the reason if a double cannot keep it.
+    """Parses a decimal number as a double. Raises `ValueError` in these cases, with the reason:
 
-    Only a text of infinity or zero gives infinity or zero. From 2**53 on, all digits must be kept.
+    - The number is too large or too small, so that the double would be infinity or zero.
+    - The number is 2**53 or more, and the double would have other digits.
+
+    Smaller numbers are rounded to the nearest double.
     """
     number = float(text)
     if (

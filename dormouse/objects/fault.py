@@ -1,4 +1,4 @@
-"""The check of an object: whether it exists with the size and the digest with which it was written.
+"""The check of an object: does it exist, with the size and the digest with which it was written?
 
 The length of a digest shows its kind. An XXH3-128 detects damage of Dormouse's own content. A SHA-256 is for
 content from outside, whose senders could profit from finding other content with the same XXH3-128.
@@ -28,7 +28,7 @@ GoOn = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class WrittenObject:
-    """An object as it was written; None for facts that are not recorded."""
+    """An object as it was written: its name, size and digest. A fact that was not recorded is None."""
 
     name: str
     byte_count: int | None = None
@@ -37,7 +37,9 @@ class WrittenObject:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A difference between an object and its record; `text` follows the object's name, or "it"."""
+    """A difference between an object and its record. `text` continues a sentence that begins with the
+    object's name.
+    """
 
     kind: FaultKind
     text: str
@@ -65,7 +67,10 @@ def fault_of(
 
 
 def read_back(objects: ObjectStore, written: WrittenObject) -> tuple[bytes, Fault | None]:
-    """Returns the bytes of an object that fits memory, and its fault, as a deep `fault_of` does."""
+    """Returns the bytes of an object, which must fit into memory, and its fault or None.
+
+    Every byte is compared, as in a deep `fault_of`.
+    """
     try:
         data, was = objects.get(written.name), written.digest
     except ObjectNotFound:
@@ -74,10 +79,10 @@ def read_back(objects: ObjectStore, written: WrittenObject) -> tuple[bytes, Faul
 
 
 def compared(written: WrittenObject, size: int | None, digest: bytes | None = None) -> Fault | None:
-    """Returns the difference between a size and a digest and the record; without a size, the object is
-    missing.
+    """Returns the difference between a size and a digest and their record, or None.
 
-    Digests of two kinds cannot be compared, so they make no difference.
+    Without a size, the object is reported as missing. Digests of two kinds cannot be compared and count as
+    equal.
     """
     if size is None:
         return MISSING

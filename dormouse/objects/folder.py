@@ -37,7 +37,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 LINK = "it is a link, or reached by one, or no regular file: put the file itself there"
 _REFUSALS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENODEV})
-"""The errors of the kernel for the open of a link, a FIFO, a socket or a device."""
+"""The kernel's errors for opening a link, a FIFO, a socket or a device."""
 
 
 def pin_beneath(folder: Path, name: str, target: Path) -> None:
@@ -64,7 +64,7 @@ def pin_beneath(folder: Path, name: str, target: Path) -> None:
 
 @contextmanager
 def _opened(folder: int, parts: tuple[str, ...]) -> Iterator[int]:
-    """Yields the folder that `parts` lead to below an open folder, and closes the folders."""
+    """Yields a descriptor of the folder at `parts` below an open folder; closes the folders afterwards."""
     try:
         for part in parts:
             inner = os.open(part, _FOLDER, dir_fd=folder)
@@ -222,7 +222,7 @@ class FolderStore:
             raise
 
     def _sync_folders(self, folder: Path) -> None:
-        """Makes the entries from the root down to `folder` durable, whichever process made them."""
+        """Makes durable the entries from the root down to `folder`, even those that another process made."""
         while True:
             with suppress(FileNotFoundError):
                 _sync_entries(folder)
@@ -248,7 +248,7 @@ class FolderStore:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields the files below a folder, with one open folder for each level.
+    """Yields the files below a folder, with their state; keeps at most one open folder for each level.
 
     Skips files that vanish meanwhile.
     """
@@ -289,7 +289,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _sync_entries(folder: Path) -> None:
-    """Makes the entries of a folder durable, unless they are and have not changed since."""
+    """Makes the entries of a folder durable, unless they are durable and have not changed since."""
     found = folder.stat()
     state = found.st_dev, found.st_ino, found.st_mtime_ns
     if _durable.get(folder) == state:

@@ -1,14 +1,15 @@
 """The ledgers of objects: the database's record of each object that is written.
 
 Each kind of object has a ledger, whose package gives its SQL; `durability/ledgers.py` lists them. An object
-is
+passes through these states:
 
-1. announced: the ledger records its name, or a prefix of it, before a byte is written, so that the objects of
+1. announced: before a byte is written, the ledger records the object's name, or a prefix of it. So objects of
    a process that dies are found;
-2. settled: the transaction that needs it records its size and digest. An expired object cannot be settled;
-3. needed: as long as something refers to it, checks and backups report it when it is missing;
-4. expired: nothing has referred to it for a while, and no hold keeps it. `sweep` deletes first the object,
-   then its row: a crash between the two leaves a row, which is retried.
+2. settled: the transaction that needs the object records its size and digest. An expired object cannot be
+   settled;
+3. needed: as long as something refers to the object, checks and backups report it when it is missing;
+4. expired: nothing has referred to the object for a while, and no hold keeps it. `sweep` deletes first the
+   object, then its row. After a crash between the two, the row is left, and the next sweep retries.
 
 An object that no ledger knows is an orphan. It is not swept, because it may belong to another timeline.
 """
@@ -36,7 +37,9 @@ Listed = TypeVar("Listed", bound=tuple[str, *tuple[object, ...]])
 
 @dataclass(frozen=True, slots=True)
 class LedgerObject(WrittenObject):
-    """A settled object. `needed`: something refers to it. Files also have their table and row count."""
+    """A settled object. `needed` is True if something refers to it. Files also have their table and row
+    count.
+    """
 
     needed: bool = False
     table: str | None = None
@@ -48,7 +51,7 @@ class Ledger(Protocol):
 
     @property
     def prefix(self) -> str:
-        """The common prefix of the names of its objects, for `ObjectStore.list`."""
+        """The prefix that the names of all its objects begin with, for `ObjectStore.list`."""
 
     def written(self) -> Iterator[LedgerObject]:
         """Yields the settled objects that are needed, or that a hold keeps."""
@@ -59,7 +62,7 @@ class Ledger(Protocol):
 
 @dataclass
 class Swept:
-    """The result of a sweep. `bytes` counts known sizes only; `failed` has the first failures."""
+    """The result of a sweep. `bytes` sums known sizes only; `failed` has the first failures."""
 
     objects: int = 0
     bytes: int = 0
@@ -71,7 +74,7 @@ class Swept:
         return self.objects
 
     def warn(self) -> Swept:
-        """Logs the objects that could not be deleted; returns itself."""
+        """Logs the objects that could not be deleted; returns the same result."""
         for name, why in self.failed:
             logger.warning("%s is no longer needed but could not be deleted: %s", name, why)
         return self
@@ -115,7 +118,9 @@ def unknown_pages(
 def faults(
     objects: ObjectStore, ledger: Ledger, limit: int | None = None, *, deep: bool = False
 ) -> list[tuple[LedgerObject, Fault]]:
-    """Returns the faults of needed objects, at most `limit`."""
+    """Returns at most `limit` faults of needed objects, each with its object; with `deep`, every byte is
+    read.
+    """
     listed = dict(objects.list(ledger.prefix))
     found = (
         (one, fault)
@@ -133,7 +138,10 @@ def faults(
 
 
 def put_new(objects: ObjectStore, name: str, data: bytes) -> None:
-    """Writes an object under a new name; accepts an equal one, which a retry of the store may have left."""
+    """Writes an object under a new name.
+
+    Accepts an equal object there, which an earlier try of the store may have left.
+    """
     try:
         objects.put(name, data)
     except ObjectAlreadyExists:

@@ -31,7 +31,8 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def hiding(url: str) -> Callable[[str], str]:
     """Returns a function that removes the paths of this machine from a text.
 
-    `url` is that of the object store. A path in a store that is a folder is replaced by the object's name.
+    `url` is that of the object store. If the store is a folder, a path in it is replaced by the object's
+    name.
     """
     folders: list[tuple[re.Pattern[str], str]] = []
     if url.startswith("file:"):
@@ -63,7 +64,7 @@ def _code_folders() -> list[str]:
 
 
 def without_paths(value: Any, hide: Callable[[str], str]) -> Any:
-    """Returns a JSON value without the paths of this machine in its texts."""
+    """Returns a JSON value in which `hide` has removed the paths of this machine from all texts."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, Mapping):
@@ -76,7 +77,9 @@ SKETCHES_SUFFIX = ".sketches"
 """The suffix of the object beside a file that holds its sketches."""
 
 PARQUET_SUFFIX = ".v2.parquet"
-"""The suffix of files whose DOUBLE columns have no minimum and maximum; in older ones, they ignore NaN."""
+"""The suffix of files that have no minimum and maximum for DOUBLE columns. Older files have them, without
+NaN.
+"""
 
 ROW_FILES = "row_files"
 """The folder of the files that cells of row tables refer to, by the table's UUID."""
@@ -142,9 +145,9 @@ def check_name(name: str) -> str:
 def check_file_name(name: str, own_prefixes: tuple[str, ...]) -> str:
     """Returns the name if a table can have a file of that name. Raises `InvalidName`.
 
-    It refuses names that would leave the store, names of another table's objects, and the instance's own
-    records, because a file is deleted once nothing refers to it. `own_prefixes` are the prefixes of the
-    table's own objects.
+    The names refused are those that leave the store, those of another table's objects, and those of the
+    instance's own records. A file is deleted once nothing refers to it, so such a name would be dangerous.
+    `own_prefixes` are the prefixes of the table's own objects.
     """
     segments = name.split("/")
     first = segments[0]
@@ -158,12 +161,14 @@ def check_file_name(name: str, own_prefixes: tuple[str, ...]) -> str:
 
 
 def pinned_name(number: int, name: str) -> str:
-    """Returns the name of an object's pinned file; its suffixes determine how it is read."""
+    """Returns the local name for a pinned object's file. Its suffixes are kept, because they determine how it
+    is read.
+    """
     return f"{number}{''.join(PurePosixPath(name).suffixes[-2:])}"
 
 
 def check_prefix(prefix: str) -> str:
-    """Returns a folder-like prefix without its last slash; empty means everything."""
+    """Returns a folder-like prefix without its last slash; an empty prefix stands for the whole store."""
     stripped = prefix.removesuffix("/")
     return check_name(stripped) if prefix else ""
 
@@ -207,7 +212,7 @@ def failed(verb: str, name: str, store: str, cause: str) -> ObjectStoreError:
 
 
 def whole_range(data: bytes, length: int, name: str, store: str) -> bytes:
-    """Returns the bytes of a range. Raises `ObjectStoreError` if they are too few."""
+    """Returns the bytes of a range. Raises `ObjectStoreError` if there are fewer than `length`."""
     if len(data) < length:
         raise failed("read", name, store, "it ends before the requested bytes")
     return data
@@ -215,7 +220,7 @@ def whole_range(data: bytes, length: int, name: str, store: str) -> bytes:
 
 @contextmanager
 def reporting_full_disk(name: str, store: str) -> Iterator[None]:
-    """Reports a full disk as the store's failure. Other errors of the writer propagate unchanged."""
+    """Reports a full disk as an error of the store. Other errors of the block propagate unchanged."""
     try:
         yield
     except OSError as error:

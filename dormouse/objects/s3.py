@@ -42,7 +42,9 @@ _OF_READERS = {"region", "access_key_id", "secret_access_key", "session_token", 
 
 
 def provider(options: Mapping[str, str]) -> dict[str, Any]:
-    """Returns credentials and region as options of an obstore client; {} leaves both to obstore."""
+    """Returns the credentials and the region as options of an obstore client; {} if obstore itself must find
+    them.
+    """
     credentials = _found(options)
     if credentials is None:
         return {}
@@ -50,7 +52,7 @@ def provider(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def current(options: Mapping[str, str]) -> dict[str, str]:
-    """Returns the present credentials as options; {} if the reader finds them itself."""
+    """Returns the present credentials as options; {} if the reader must find them itself."""
     credentials = _found(options)
     if credentials is None:
         return {}
@@ -60,7 +62,9 @@ def current(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def s3_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options for a reader of S3. It takes the rest from AWS's variables, as the store does."""
+    """Returns the options for a reader of S3. The reader takes the rest from AWS's variables, as the store
+    does.
+    """
     return current(options) | {key: value for key, value in options.items() if key in _OF_READERS}
 
 
@@ -117,9 +121,10 @@ class S3Store:
     """An `ObjectStore` in a bucket, below a prefix.
 
     An object of up to `SINGLE_PUT_BYTES_MAX` bytes, and any that `put` writes, is one conditional PUT: of two
-    writers, exactly one wins. Larger staged files are uploaded in parts, which obstore cannot make
-    conditional. The name is looked up just before. If two uploads of one name happen at the same time, the
-    later one stays, whole. Writers with the id of their attempt in the name never collide.
+    writers, exactly one succeeds. Larger staged files are uploaded in parts, which obstore cannot make
+    conditional, so the store looks the name up just before. If two such uploads of one name happen at the
+    same time, the later object stays, complete. Writers that have their attempt's id in the name never
+    collide.
     """
 
     bucket: str
@@ -233,7 +238,7 @@ class S3Store:
         return self._connect()
 
     def _connect(self, retries_max: int | None = None) -> Client:
-        """Returns a client with the options; the rest comes from AWS's variables and profiles."""
+        """Returns a client with the options; other settings come from AWS's variables and profiles."""
         config: dict[str, Any] = {k: v for k, v in self.options.items() if k != "staging_dir"}
         config |= provider(self.options)
         # an http endpoint can only be given on purpose, here or in AWS_ENDPOINT_URL; Amazon's own are https
@@ -274,7 +279,9 @@ class S3Store:
         )
 
     def _delete_batch(self, names: Sequence[str]) -> Failures:
-        """Deletes objects by one bulk request; if that fails, one by one, to find which fail."""
+        """Deletes objects by one bulk request; if that fails, deletes them one by one to find the failing
+        ones.
+        """
         failures, valid = _split_valid(names)
         try:
             if valid:
@@ -309,7 +316,7 @@ class S3Store:
 
 
 class _Raw(io.RawIOBase):
-    """A raw file of Python's over obstore's reader, so that pyarrow and other libraries can read and seek."""
+    """A raw Python file over obstore's reader, in which pyarrow and other libraries can read and seek."""
 
     def __init__(self, source: obstore.ReadableFile, errors: Any) -> None:
         self._source = source

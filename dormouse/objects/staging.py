@@ -50,7 +50,7 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def sync(path: Path) -> None:
-    """Makes a file's bytes, or a folder's entries, survive a loss of power."""
+    """Makes a file's bytes, or a folder's entries, durable against a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -69,9 +69,10 @@ logger = logging.getLogger(__name__)
 def private_folder(name: str, owner: os.stat_result | None = None, above: Path | None = None) -> Path:
     """Returns a user's private folder for temporary files of one kind; makes it if there is none.
 
-    It is `<above>/<name>-<user id>`. If another user made that folder, it is one with a random name, which
-    later calls find again. The user is the owner of the file with the state `owner`, or else the caller.
-    `above` defaults to the folder for temporary files. Raises `OSError` and `InstanceError`.
+    The folder is `<above>/<name>-<user id>`. If another user made a folder of that name, the result is a
+    folder with a random suffix, which later calls find again. The user is the owner of the file with the
+    state `owner`, or else the caller. `above` defaults to the folder for temporary files. Raises `OSError`
+    and `InstanceError`.
     """
     above = Path(tempfile.gettempdir()) if above is None else above
     _warn_of_others(above)
@@ -86,9 +87,10 @@ def private_folder(name: str, owner: os.stat_result | None = None, above: Path |
 
 
 def spill_folder(part: str) -> str:
-    """Returns the path where a part of this process may spill rows. The part makes and deletes the folder.
+    """Returns the path to which a part of this process may spill rows. That part makes and deletes the
+    folder.
 
-    It is empty if no private folder can be made: DuckDB then spills nothing.
+    The path is empty if no private folder can be made; DuckDB then spills nothing.
     """
     try:
         return str(private_folder("dormouse-spill") / f"{os.getpid()}-{part}")
@@ -100,7 +102,7 @@ def spill_folder(part: str) -> str:
 def private_folders(
     name: str, owner: os.stat_result | None = None, above: Path | None = None
 ) -> Iterator[Path]:
-    """Yields a user's private folders of one kind; makes the first if its name is free."""
+    """Yields the private folders of a user that are of one kind. Makes the first one if its name is free."""
     own = (Path(tempfile.gettempdir()) if above is None else above) / f"{name}-{_uid(owner)}"
     if make_private(own, owner):
         yield own
@@ -110,9 +112,9 @@ def private_folders(
 
 
 def make_private(folder: Path, owner: os.stat_result | None = None) -> bool:
-    """Makes a folder, or uses the existing one; returns whether only its owner can use it.
+    """Makes a folder, or accepts an existing one; returns whether only its owner can use it.
 
-    A folder of the caller is given to `owner`. A link is not followed.
+    If the caller made the folder, ownership passes to `owner`. A link is not followed.
     """
     with suppress(OSError):
         folder.mkdir(mode=stat.S_IRWXU)
@@ -120,7 +122,9 @@ def make_private(folder: Path, owner: os.stat_result | None = None) -> bool:
 
 
 def is_private(folder: Path, owner: os.stat_result | None = None) -> bool:
-    """Returns whether a path is a folder, not a link, that no other user can use; gives it to `owner`."""
+    """Returns whether a path is a folder that no other user can use; a link is not. Gives the folder to
+    `owner`.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -139,7 +143,7 @@ def is_private(folder: Path, owner: os.stat_result | None = None) -> bool:
 def shut_out_others(path: Path) -> None:
     """Removes the rights of other users from a new file, if the umask lets all users read it.
 
-    A stricter umask defines the rights of the group, and is respected.
+    A stricter umask was chosen by the user, so the rights that it leaves to the group stay.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & stat.S_IRWXO:
@@ -191,16 +195,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class StagingArea:
-    """A folder with one folder for each object being written, with a lock file that its writer holds.
+    """A folder that has one folder for each object being written, with a lock file that its writer holds.
 
-    The kernel drops the lock when the writer dies, however it died. So a folder whose lock is free has no
-    owner. (A process number would not do: another process could have it by now.)
+    The kernel drops the lock when the writer dies in any way. So a folder whose lock is free has no writer.
+    (A process number would not prove that, because another process could have the same number by now.)
     """
 
     folder: Path
 
     def claim(self) -> Slot:
-        """Makes a folder and locks it; retries with another name if a sweep removed it first."""
+        """Makes a folder and locks it; tries another name if a sweep removed the folder first."""
         while True:
             folder = self.folder / uuid4().hex
             folder.mkdir(mode=0o700, parents=True)  # the object may be written for a private folder
@@ -213,7 +217,7 @@ class StagingArea:
                 return Slot(folder, lock, folder.lstat())  # a sweep does not remove a locked folder
 
     def sweep(self) -> int:
-        """Deletes the folders without an owner; returns their number."""
+        """Deletes the folders whose writers are dead; returns their number."""
         try:
             slots = list(self.folder.iterdir())
         except FileNotFoundError:

@@ -1,9 +1,9 @@
 """The interface of object stores: whole objects under relative names, which are never overwritten.
 
-Activity: a process notes changes in the store, so that schedules need not wake the database to find out
-whether there are any. A note is an empty object named after its minute: `activity/20261121/1542`. A process
-writes at most one a minute, after its changes are visible. So a note covers all changes of its process in the
-two minutes after the minute of its name.
+Activity: a process notes changes in the store, so that schedules need not wake the database to look for
+changes. A note is an empty object whose name is its minute: `activity/20261121/1542`. A process writes a note
+after its first change is visible, and none for the next minute. So a note stands for all changes of its
+process up to two minutes after the beginning of the minute in its name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ ASKED_EVERY = 1_000
 """The number of objects deleted between two checks that the process may still delete."""
 
 Deleting = Callable[[], AbstractContextManager[object]]
-"""A context that is entered for each deletion of at most `ASKED_EVERY` objects; raises if nothing may be
-deleted."""
+"""A context that is entered for each deletion of at most `ASKED_EVERY` objects.
+
+It raises an error if nothing may be deleted.
+"""
 
 NOTE_SECONDS = 60.0
 NOTE_COVERS_SECONDS = 2 * NOTE_SECONDS
-"""The time after the minute of its name that a note of activity covers."""
+"""The time, from the beginning of the minute in its name, in which a note of activity stands for changes."""
 
 _ACTIVITY = "activity"
 _DAY, _MINUTE = "%Y%m%d", "%H%M"
@@ -73,9 +75,9 @@ class ObjectStore(Protocol):
         """Returns the object's bytes. Raises `ObjectNotFound`."""
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """Returns `length` bytes from `start` on.
+        """Returns `length` bytes, beginning at byte `start`.
 
-        Raises `ObjectNotFound`, or an error if the object ends before.
+        Raises `ObjectNotFound`, or another error if the object is too short.
         """
 
     def size(self, name: str) -> int:
@@ -97,18 +99,22 @@ class ObjectStore(Protocol):
         """Yields the objects as `list` does, with the time at which each was written, in UTC."""
 
     def local_path(self, name: str) -> Path | None:
-        """Returns the object's file, for readers that map it; None if the store is not a folder."""
+        """Returns the path of the object's file, for readers that map it into memory; None if the store is no
+        folder.
+        """
 
     def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
-        """Yields local files of objects by name; they stay the same files while the context lasts.
+        """Yields local files of objects, by name. The files stay the same while the context lasts.
 
-        It is for objects that other programs write. A file keeps the suffixes of its object's name. No link
-        is followed below the first folder of a name. A link raises `ObjectStoreError`, a missing object
-        `ObjectNotFound`.
+        It is for objects that other programs write and may replace. A file keeps the suffixes of its object's
+        name. No link is followed below the first folder of a name: a link raises `ObjectStoreError`. A
+        missing object raises `ObjectNotFound`.
         """
 
     def uri(self, name: str) -> str:
-        """Returns the name of the object for DataFusion and Spark: "/abs/path" or "s3://bucket/prefix/name"."""
+        """Returns the address of the object for DataFusion and Spark: "/abs/path" or
+        "s3://bucket/prefix/name".
+        """
 
     def sweep_staging(self) -> int:
         """Deletes the unfinished files of dead processes and returns their number."""
@@ -124,11 +130,11 @@ def open_store(
     secret_access_key: str | None = None,
     session_token: str | None = None,
 ) -> ObjectStore:
-    """Opens the store at a folder's path, "file:///path" or "s3://bucket/prefix". Does not access it yet.
+    """Returns the store at a folder's path, "file:///path" or "s3://bucket/prefix", without accessing it yet.
 
     Missing options for S3 come from the usual AWS variables (AWS_REGION, AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
-    …), or from the machine's role. `staging_dir` is where S3 objects are written before their upload; a
-    folder stages within itself and ignores it. Raises `InvalidInput` for a URL of another kind.
+    …), or from the machine's role. `staging_dir` is the folder for S3 objects before their upload; a store in
+    a folder ignores it. Raises `InvalidInput` for a URL of another kind.
     """
     text = os.fspath(url)
     scheme = urlsplit(text).scheme if "://" in text else ""
@@ -171,9 +177,9 @@ def _folder(text: str) -> Path:
 class GuardedStore:
     """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more once that raises.
 
-    Each method is delegated by name: one that a store gets later is missing here until it is written, and so
-    cannot pass the check unseen.
-    When pickled, it becomes the plain store: other processes have their own checks.
+    Each method is delegated by name. So a method that stores get later is missing here until it is added, and
+    cannot bypass the check. When pickled, a guarded store becomes the plain store, because other processes
+    have their own checks.
     """
 
     store: ObjectStore
@@ -243,7 +249,7 @@ def _alone(store: ObjectStore) -> ObjectStore:
 
 
 def note_activity(objects: ObjectStore) -> None:
-    """Writes a note of activity, at most once a minute. If the store cannot be written to, only logs that."""
+    """Writes a note of activity, at most once a minute. If that fails, the error is only logged."""
     now = time.monotonic()
     if now - _noted.get(objects.url, float("-inf")) < NOTE_SECONDS:
         return
@@ -258,18 +264,18 @@ def note_activity(objects: ObjectStore) -> None:
 
 
 def note_if_shared(objects: ObjectStore) -> None:
-    """Notes activity in a store in S3, where the schedules of a deployed instance look. A folder has none."""
+    """Writes a note of activity if the store is in S3, where the schedules of a deployed instance look."""
     if is_shared(objects):
         note_activity(objects)
 
 
 def is_shared(objects: ObjectStore) -> bool:
-    """Returns whether a store is in S3: other hosts may see it, and its database may pause."""
+    """Returns whether a store is in S3. Then other hosts may use it, and its database may pause."""
     return objects.url.startswith("s3://")
 
 
 def is_noted_since(objects: ObjectStore, moment: datetime) -> bool:
-    """Returns whether something may have changed since a moment."""
+    """Returns whether a note of activity shows that something may have changed since a moment."""
     earliest = moment.astimezone(UTC) - timedelta(seconds=NOTE_COVERS_SECONDS)
     days = (datetime.now(UTC).date() - earliest.date()).days
     # tomorrow too, because clocks differ
@@ -279,6 +285,6 @@ def is_noted_since(objects: ObjectStore, moment: datetime) -> bool:
 
 
 def forget_activity(objects: ObjectStore, moment: datetime) -> None:
-    """Deletes the notes of days before a moment."""
+    """Deletes the notes of activity of days before a moment."""
     first = f"{_ACTIVITY}/{moment.astimezone(UTC):{_DAY}}"
     objects.delete([name for name, _ in objects.list(_ACTIVITY) if name < first])

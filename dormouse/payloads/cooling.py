@@ -1,6 +1,7 @@
 """The work on days of payloads: offload, fold, rehydrate and expire.
 
-One worker works on a day, the oldest day first. The failure of one day does not hold up the others.
+Only one worker at a time works on a day. The oldest day comes first. If the work on a day fails, the work on
+other days goes on.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ _QUERIES = load(__package__ or "", "cooling")
 
 
 def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[list[date], list[date]]:
-    """Drops the days before a date. Returns the dropped days, and the days that were too busy to drop."""
+    """Drops the days before a date and marks their objects as dead.
+
+    Returns two lists: the dropped days, and the days that were too busy to drop. With `dry_run`, drops
+    nothing and returns all days before the date as the first list.
+    """
     due = [each.day for each in days(supplier, 0) if each.day < before]
     if dry_run:
         return due, []
@@ -76,10 +81,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DayReport:
-    """The progress of the work on a day, in all its runs: payloads, bytes of JSON in, bytes of objects out.
+    """The progress of one kind of work on a day, summed over all runs of this work.
 
-    `finished` is False if the time limit was reached, or if the work failed with `error`. The next run goes
-    on from there. In a dry run, `payloads` is an estimate of the day's payloads.
+    `bytes_in` counts bytes of JSON, and `bytes_out` bytes of objects. `finished` is False if a time limit
+    ended the run, or if the work failed with `error`. The next run then continues the work. In a dry run,
+    `payloads` is an estimate of the day's payloads.
     """
 
     day: date
@@ -96,7 +102,10 @@ class DayReport:
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """The results of a run, day by day; `days_left` days wait for the next run."""
+    """The results of a run, with one report for each day.
+
+    `days_left` is the number of days left for the next run.
+    """
 
     days: tuple[DayReport, ...]
     days_left: int
@@ -108,7 +117,7 @@ class OffloadReport:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """One line for each day that failed."""
+        """The error messages of the days that failed."""
         return tuple(day.error for day in self.days if day.error is not None)
 
 
@@ -116,10 +125,10 @@ class OffloadReport:
 
 
 def offload_day(tools: Tools, lease: DayLease) -> bool:
-    """Offloads a day, from the phase that it has reached. Returns False if the time limit ends it early.
+    """Offloads a day, beginning with the phase at which an earlier run stopped.
 
-    Raises `PayloadsDiffer` if the copy differs from the day. The day is then unchanged, and the next try
-    begins from the start.
+    Returns False if the time limit ends the work early. Raises `PayloadsDiffer` if the copy differs from the
+    day. The day is then unchanged, and the next try begins from the start.
     """
     exchange = Exchange(tools, lease)
     try:
@@ -156,7 +165,10 @@ def _phases(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
 
 
 def _copy(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
-    """Copies the payloads after the last key that is done. Returns False if the time limit ends it early."""
+    """Copies the payloads after the last key that was copied.
+
+    Returns False if the time limit ends the copy early.
+    """
     row = lease.row()
     done, options = row.payloads, tools.options
     pages = Pages(tools.supplier, lease.day, options.page_rows_max, tools.step)
@@ -188,7 +200,7 @@ class Job:
     on: Callable[[Tools, DayLease], bool]
 
     def run(self, tools: Tools, day: date) -> DayReport:
-        """Does the work on a day under its lease, and returns a report. Raises the errors of the work."""
+        """Takes the lease of a day, does the work and returns a report. Raises the errors of the work."""
         with leased(tools.supplier, day, self.work, self.states, tools.options.lease_seconds) as lease:
             tools.step("leased")
             try:
@@ -223,10 +235,10 @@ def _fold(tools: Tools, lease: DayLease) -> bool:
 
 
 def warm_day(tools: Tools, lease: DayLease) -> bool:
-    """Makes the cold payloads of a day hot. Returns False if the time limit ends it early.
+    """Makes the cold payloads of a day hot. Returns False if the time limit ends the work early.
 
-    Raises `PayloadCorrupt` if a payload is lost. The day then stays cold, but payloads that are hot already
-    stay hot.
+    Raises `PayloadCorrupt` if a payload is lost. The day then stays cold, but the payloads that this call has
+    already made hot stay hot.
     """
     try:
         return _warm_day(tools, lease)
@@ -254,7 +266,7 @@ def _warm_day(tools: Tools, lease: DayLease) -> bool:
 
 
 def portions(given: Iterable[tuple[Payload, bytes]]) -> Iterator[list[tuple[Payload, bytes]]]:
-    """Yields payloads in portions of bounded size, one for each statement."""
+    """Yields the payloads in portions that are small enough for one SQL statement each."""
     portion, size = list[tuple[Payload, bytes]](), 0
     for payload, content in given:
         portion.append((payload, content))
@@ -269,9 +281,9 @@ def portions(given: Iterable[tuple[Payload, bytes]]) -> Iterator[list[tuple[Payl
 def warm(
     supplier: Supplier, day: date, portion: Sequence[tuple[Payload, bytes]], lease: DayLease | None = None
 ) -> None:
-    """Puts payloads back into the day's rows, unless they were changed since they were read.
+    """Puts the contents of payloads back into rows of the day. Skips payloads that changed after the read.
 
-    With a lease of the day, records the progress and raises `LeaseLost`.
+    With a lease of the day, also records the progress, and raises `LeaseLost` if another worker has the day.
     """
     given = [(payload, content.decode()) for payload, content in portion]
 
@@ -317,13 +329,13 @@ def _end(conn: psycopg.Connection[Any], lease: DayLease) -> None:
 OFFLOAD = Job("offload", ("open",), _offload)
 FOLD = Job("fold", ("offloaded", "folding", "folded"), _fold)
 FOLD_AGAIN_BYTES = 2**20
-"""The size of a folded day's partition from which the day is folded again, in bytes."""
+"""The size of a folded day's partition, in bytes, at which the day is folded again."""
 
 
 def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
-    """Offloads one day, even if it is not cool yet, or all days that wait.
+    """Offloads the given day, even if it is not cool yet. Without a day, offloads all days that are due.
 
-    An error with one day raises; with all days, errors are in the report.
+    Raises the error if the given day fails. Without a day, puts errors into the report.
     """
     all_days = tools.days()
     if day is not None:
@@ -354,7 +366,10 @@ def rehydrate(tools: Tools, day: date) -> int:
 
 
 def fold(tools: Tools, day: date | None) -> OffloadReport:
-    """Folds one day, or all days that have been offloaded for long enough or have many new rows."""
+    """Folds the given day. Without a day, folds all days that are due.
+
+    A day is due if it was offloaded long enough ago, or if it was folded and has many new rows.
+    """
     all_days = tools.days()
     if day is not None:
         if _named(tools, day, all_days).state == "open":
@@ -373,7 +388,10 @@ def _is_to_be_folded(day: PayloadDay, last: date) -> bool:
 
 
 def drain(tools: Tools, work: Iterable[tuple[Job, PayloadDay]]) -> OffloadReport:
-    """Does the work in order until the time limit is reached. Days whose last try failed come last."""
+    """Does each given work in order until the time limit is reached. Days whose last try failed come last.
+
+    Errors are in the report.
+    """
     todo = sorted(work, key=lambda pair: pair[1].error is not None)
     done: list[DayReport] = []
     for job, day in ((job, payload_day.day) for job, payload_day in todo):
@@ -392,7 +410,10 @@ def drain(tools: Tools, work: Iterable[tuple[Job, PayloadDay]]) -> OffloadReport
 
 
 def _named(tools: Tools, day: date, all_days: Sequence[PayloadDay]) -> PayloadDay:
-    """Returns the day of a date. Raises an error that says why it cannot be worked on."""
+    """Returns the payload day of a date.
+
+    Raises `PayloadExpired` if the day was dropped, and `InvalidInput` if it has no payloads or is not over.
+    """
     check_day(day)
     by_day = {each.day: each for each in all_days}
     if day not in by_day:
@@ -408,21 +429,25 @@ def _named(tools: Tools, day: date, all_days: Sequence[PayloadDay]) -> PayloadDa
 
 
 def check_day(day: object) -> None:
-    """Raises `InvalidInput` unless a value is a date. Refuses datetimes: their day depends on a time zone."""
+    """Raises `InvalidInput` unless a value is a date.
+
+    Refuses a datetime, because its day depends on the time zone.
+    """
     if type(day) is not date:
         raise InvalidInput(f"a day must be a datetime.date, not {day!r}")
 
 
 KIND = "payloads"
-"""The kind of these rounds in the instance's record of rounds."""
+"""The kind of round under which an instance records the rounds of payload work (`run_round`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadRound:
     """The results of a round.
 
-    `days_left` days have not failed, and the next round can go on with them at once. `backlog_days` days wait
-    to be offloaded. The next day is due at `cools_at`.
+    - `days_left`: the number of unfinished days that did not fail. The next round can continue them at once.
+    - `backlog_days`: the number of days that wait to be offloaded.
+    - `cools_at`: the time at which the next day is due to be offloaded.
     """
 
     days_expired: int
@@ -445,8 +470,9 @@ class PayloadRound:
 def run_round(tools: Tools, retention_days: int | None) -> PayloadRound:
     """Runs one round of all payload work, within the time limit of the tools.
 
-    Makes days ahead, expires days, recovers pointers after an adoption, offloads, folds and collects objects.
-    A part that fails is in `errors` and does not stop the others.
+    Creates the partitions of the coming days, drops days older than `retention_days`, recovers pointers after
+    an adoption, offloads days, folds days, and deletes unneeded objects. A part that fails is in `errors`,
+    and does not stop the other parts.
     """
     errors: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The copy of a day's payloads into objects: read in pages by key, compressed as they come, then uploaded.
+"""The copy of a day's payloads into objects: payloads are read in pages by key, compressed and uploaded.
 
 Only one portion of payloads is in memory uncompressed, so that the memory is bounded.
 """
@@ -35,7 +35,7 @@ from dormouse.postgres.transaction import bounded, run_transaction
 DICTIONARY_BYTES = 64 * 2**10
 SAMPLES_MIN = 200
 SAMPLES_BYTES_MIN = 2**20
-"""The fewest bytes of samples: with fewer, the dictionary would be the larger part of the object."""
+"""The fewest bytes of samples for a dictionary: with fewer, it would be the larger part of the object."""
 
 SAMPLES_BYTES_MAX = 4 * 2**20
 GAIN_MIN = 0.10
@@ -43,10 +43,10 @@ GAIN_MIN = 0.10
 
 
 def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
-    """Returns a zstd dictionary for such texts, or empty bytes if it would not save enough.
+    """Returns a zstd dictionary for texts like the given ones, or empty bytes if it would not save enough.
 
-    Trains it with one half of the texts and measures it with the other. `object_bytes` is the size of the
-    objects that will contain it.
+    Trains the dictionary with one half of the texts, and measures the saved space with the other half.
+    `object_bytes` is the size of the objects that will contain the dictionary.
     """
     samples = _bounded(texts)
     if len(samples) < SAMPLES_MIN or sum(map(len, samples)) < SAMPLES_BYTES_MIN:
@@ -89,11 +89,12 @@ class PayloadOptions:
 
     - `object_bytes_min`, `object_bytes_max`: the sizes of objects. The last object of a run may be smaller,
       and an object with a single payload may be larger.
-    - `portion_bytes_max`: the uncompressed bytes in memory at once.
-    - `page_rows_max`: the rows of a page of a day.
-    - `threads`: threads that compress. `uploads`: objects that are uploaded at once.
-    - `hot_seconds`: the time after the end of a day until it is offloaded.
-    - `pointer_days`: the days that a day keeps pointers until it is folded.
+    - `portion_bytes_max`: the most uncompressed bytes in memory at once.
+    - `page_rows_max`: the most rows of a day that are read or compared as one page.
+    - `threads`: the number of threads that compress. `uploads`: the number of objects that are uploaded at
+      once.
+    - `hot_seconds`: the time from the end of a day until the day is offloaded.
+    - `pointer_days`: the age, in days, at which a day is folded. Until then it keeps a pointer per payload.
     - `kept_seconds`: the time that objects are kept after payloads last needed them.
     """
 
@@ -117,7 +118,7 @@ class PayloadOptions:
 
 
 class Payload(NamedTuple):
-    """A payload of a day: its content, or its place in an object. With neither, it is deleted."""
+    """A payload of a day, with its content or its place in an object. A deleted payload has neither."""
 
     key: PayloadKey
     content: bytes | None
@@ -128,9 +129,10 @@ class Payload(NamedTuple):
 
 @dataclass
 class Unit:
-    """The work of one transaction, up to the key `till`.
+    """The payloads that one transaction of a copy covers, up to and including the key `till`.
 
-    It has an object with payloads, or None, and in `passed` the payloads that were in other objects before.
+    `packed` is a new object with the payloads that were in rows, or None if there are none. `passed` has the
+    payloads that were already in objects, as (object key, entry) pairs.
     """
 
     till: PayloadKey
@@ -140,7 +142,7 @@ class Unit:
 
     @property
     def done(self) -> dict[str, int]:
-        """The amounts that the unit adds to the counts of the work."""
+        """The numbers of payloads, bytes and objects that the unit adds to the progress of the work."""
         if self.packed is None:
             return {}
         return {
@@ -152,7 +154,10 @@ class Unit:
 
 
 class Pages:
-    """A reader of a day's payloads in pages, in the order of keys. It ends with an empty page."""
+    """A reader of a day's payloads in pages, in the order of keys.
+
+    Each page is read in its own transaction.
+    """
 
     def __init__(self, supplier: Supplier, day: date, rows_max: int, step: Step = lambda name: None) -> None:
         self._supplier = supplier
@@ -164,7 +169,10 @@ class Pages:
     def payloads(
         self, after: PayloadKey | None, till: PayloadKey | None = None
     ) -> Generator[Payload, None, None]:
-        """Yields the payloads after a key and up to another. Closing the generator ends the present page."""
+        """Yields the payloads after one key, and up to and including another.
+
+        Closing the generator ends the transaction that reads the present page.
+        """
         while True:
             count = 0
             with self._supplier.connection() as conn, bounded(conn, PAGED), conn.cursor() as cursor:
@@ -191,7 +199,10 @@ class Pages:
 
 
 class Units:
-    """A builder of units from payloads. It compresses portions as they come, and ends objects by size."""
+    """A builder of units from payloads.
+
+    It compresses one portion at a time, and begins a new object at a size limit.
+    """
 
     def __init__(self, day: date, options: PayloadOptions) -> None:
         self._day = day
@@ -244,7 +255,10 @@ class Units:
 
 @dataclass
 class Slice:
-    """A limit that ends a stream of units when the time is over, but not before the first unit."""
+    """A time limit for a stream of units.
+
+    The stream ends when the time is over, but always has a first unit.
+    """
 
     is_over: Callable[[], bool]
     was_ended: bool = False
@@ -258,7 +272,10 @@ class Slice:
 
 
 class Uploads:
-    """A pool of uploads that writes the objects of units in parallel, and yields the units in order."""
+    """A writer of the objects of units.
+
+    It uploads several objects in parallel, and yields the units in order.
+    """
 
     def __init__(
         self,
@@ -273,7 +290,7 @@ class Uploads:
         self._step = step
 
     def done(self, units: Iterable[Unit]) -> Generator[Unit, None, None]:
-        """Yields each unit in order, after its object was written."""
+        """Yields the units in order, each after its object was written."""
         pending: deque[Future[Unit]] = deque()
         with ThreadPoolExecutor(self._options.uploads, "payload uploads") as pool:
             try:
@@ -296,7 +313,7 @@ class Uploads:
 
 
 def commit_pointers(lease: DayLease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
-    """Adds the pointers of a unit to a copy and records the progress. Raises `LeaseLost`."""
+    """Adds the pointers of a unit to the copy of a partition and records the progress. Raises `LeaseLost`."""
 
     def work(conn: psycopg.Connection[Any]) -> None:
         lease.advance(conn, "copy", unit.till, **unit.done)
@@ -309,7 +326,10 @@ def commit_pointers(lease: DayLease, copy: str, unit: Unit, step: Step = lambda 
 
 
 def add_pointers(conn: psycopg.Connection[Any], partition: str, unit: Unit) -> int:
-    """Adds the pointers of a unit, except for keys that have a row already. Returns the number added."""
+    """Adds the pointers of a unit to a partition, except for keys that have a row already.
+
+    Returns the number of added pointers.
+    """
     pointers = list(unit.passed)
     if unit.packed is not None and unit.object_key is not None:
         pointers += [(unit.object_key, entry) for entry in unit.packed.entries]
@@ -338,7 +358,10 @@ class Contents:
     def current(
         self, rows: Iterator[Payload], blocks: Sequence[DayObject], after: PayloadKey | None
     ) -> Iterator[Payload]:
-        """Yields the day's payloads in the order of keys, without deleted ones. Rows win over blocks."""
+        """Yields the day's payloads after a key, in the order of keys, without deleted payloads.
+
+        If a row and a block have the same key, yields the payload of the row.
+        """
         in_blocks = (
             Payload(entry.key, None, block.object_key, entry, in_block=True)
             for block in blocks
@@ -353,9 +376,10 @@ class Contents:
                 yield first
 
     def each(self, payloads: Iterable[Payload]) -> Iterator[tuple[Payload, bytes]]:
-        """Yields each payload with its content. Reads a portion at once, and decompresses one at a time.
+        """Yields each payload with its content.
 
-        Raises `PayloadCorrupt` and `PayloadUnavailable`.
+        Reads many payloads at once, but decompresses one at a time. Raises `PayloadCorrupt` and
+        `PayloadUnavailable`.
         """
         portion: list[Payload] = []
         size = 0
@@ -368,7 +392,10 @@ class Contents:
         yield from self._with_content(portion)
 
     def entries(self, day_object: DayObject) -> Iterator[Entry]:
-        """Yields the entries of an object. Raises `PayloadCorrupt` and `ObjectStoreError`."""
+        """Yields the entries of an object, one for each payload.
+
+        Raises `PayloadCorrupt` and `ObjectStoreError`.
+        """
         name = day_object.object_key
         try:
             index = self._reader.index(name, day_object.index_start, day_object.byte_count)

@@ -31,18 +31,18 @@ T = TypeVar("T")
 LEASE_SECONDS = PAYLOAD_DAY_SECONDS
 Work = Literal["offload", "fold", "rehydrate", "rebuild"]
 _READERS = 723_615_409
-"""The class of the advisory locks of sessions that read a day."""
+"""The first number (`classid`) of the advisory locks that mark a session as a reader of a day."""
 
 _QUERIES = load(__package__ or "", "days")
 
 
 class LeaseLost(PayloadDayBusy):
-    """An error: another worker has taken the day over."""
+    """An error: this worker has lost the lease of a day, and another worker has it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
-    """The record of a day that was worked on."""
+    """The record in the database of the work on a day."""
 
     day: date
     state: str
@@ -68,7 +68,7 @@ class DayRow:
 
     @property
     def after(self) -> PayloadKey | None:
-        """The last key that the present phase has finished."""
+        """The last key that the present phase of the work has finished, or None."""
         if self.after_kind is None or self.after_tenant is None or self.after_id is None or not self.after_at:
             return None
         return PayloadKey(self.after_tenant, self.after_id, self.after_at, self.after_kind)
@@ -76,7 +76,7 @@ class DayRow:
 
 @dataclass(eq=False)
 class DayLease(Lease):
-    """The right to work on a day."""
+    """The lease that gives one worker the right to work on a day."""
 
     @property
     def day(self) -> date:
@@ -91,7 +91,10 @@ class DayLease(Lease):
     def advance(
         self, conn: psycopg.Connection[Any], phase: str, after: PayloadKey | None = None, **done: int
     ) -> None:
-        """Records the phase and its progress, as the first statement of a transaction. Raises `LeaseLost`."""
+        """Records the phase and its progress.
+
+        Raises `LeaseLost`. Must be the first statement of a transaction.
+        """
         counts = {"payloads": 0, "bytes_in": 0, "bytes_out": 0, "objects": 0, **done}
         self.fence(conn, "advance", **place_values("after", after), **counts, phase=phase)
 
@@ -110,9 +113,10 @@ class DayLease(Lease):
 def leased(
     supplier: Supplier, day: date, work: Work, states: Sequence[str], seconds: float = LEASE_SECONDS
 ) -> Iterator[DayLease]:
-    """Takes the lease of a day, if the day is in one of the states or this work on it has begun.
+    """Takes the lease of a day for the block, if the day is in one of the states or this work has begun.
 
-    Raises `PayloadDayBusy` if another worker has the day. Records the error of the work with the day.
+    Records an error of the block in the record of the day. Raises `PayloadDayBusy` if another worker has the
+    lease.
     """
     values = {"day": day, "lease_seconds": seconds}
     request = {**values, "work": work, "worker": this_holder(), "states": list(states)}
@@ -143,14 +147,14 @@ def read(supplier: Supplier, day: date) -> DayRow | None:
 
 
 def mark_reader(conn: psycopg.Connection[Any], day: date) -> None:
-    """Marks a transaction as a long read of a day, so that a worker that takes the day over can end it."""
+    """Marks a transaction as a long read of a day, so that the day's next worker can end the transaction."""
     conn.execute(_QUERIES["mark_reader"].on(), _reader_of(day))
 
 
 def reading(
     day: date, work: Callable[[psycopg.Connection[Any]], T]
 ) -> Callable[[psycopg.Connection[Any]], T]:
-    """Returns the same work, which first marks its transaction by `mark_reader`."""
+    """Returns a function that marks its transaction as a long read of a day, and then does the work."""
 
     def marked(conn: psycopg.Connection[Any]) -> T:
         mark_reader(conn, day)
@@ -187,9 +191,11 @@ class PayloadDay:
     """A day of payloads.
 
     - `state`: open (in rows), offloaded (pointers to objects), folding, folded (blocks) or expired.
-    - `rows`: an estimate of the rows of its partition. `payloads`: the payloads in its `objects`.
+    - `rows`: an estimate of the number of rows in its partition.
+    - `payloads`: the number of payloads in its `objects`.
+    - `work`: the work that has begun, or None. `phase`, `worker` and `leased_until` belong to this work.
     - `work_payloads`, `bytes_in`, `bytes_out`, `work_seconds`: the amounts and duration of the last work.
-    - `swap_lock_ms`: how long the last exchange held up readers and writers, in milliseconds.
+    - `swap_lock_ms`: the milliseconds for which the last exchange held up readers and writers.
     - `error`: the reason why the last try failed.
     """
 
@@ -217,7 +223,7 @@ class PayloadDay:
 
     @property
     def waits(self) -> bool:
-        """True if the day is to be offloaded: it is open and has been over for long enough."""
+        """True if the day waits to be offloaded: it is open and cool, and was not rehydrated lately."""
         return self.is_cool and self.state == "open" and not self.is_rehydrated and self.work != "rehydrate"
 
 
@@ -225,9 +231,11 @@ class PayloadDay:
 class PayloadStatus:
     """The status of payloads: the number of days in each state, and the backlog of days to offload.
 
-    `backlog_rows` is an estimate. `oldest_waiting` is the oldest day of the backlog. The rates are averages
-    of the last seven finished days. Cold reads and `mismatches` are of this store object: the durations of
-    its last thousand reads from objects, and the number of payloads that were not what was written.
+    - `backlog_rows`: an estimate. `oldest_waiting`: the oldest day of the backlog.
+    - `payloads_per_second` and the other rates: averages over the last seven finished days.
+    - `cold_read_ms_p50`, `cold_read_ms_p99`: percentiles of the durations of the last thousand reads from
+      objects, by this `PayloadStore` alone.
+    - `mismatches`: the number of payloads that this `PayloadStore` found corrupt.
     """
 
     open_days: int
@@ -256,9 +264,9 @@ class PayloadStatus:
 
 
 def days(supplier: Supplier, hot_seconds: float, *, expired: bool = False) -> list[PayloadDay]:
-    """Returns the days of payloads, the oldest first; with `expired`, also days that were dropped.
+    """Returns the days of payloads, the oldest first. With `expired`, also returns days that were dropped.
 
-    A day is cool if it has been over for `hot_seconds`.
+    A day counts as cool if it ended at least `hot_seconds` ago.
     """
     work = rows_of(_QUERIES["days"], {"expired": expired, "hot_seconds": hot_seconds})
     rows = run_transaction(supplier, work, read_only=True, scans=True, operation="read the days of payloads")
@@ -272,14 +280,14 @@ def has_rows(supplier: Supplier, day: date) -> bool:
 
 
 def count_rows(supplier: Supplier, day: date, limit: int) -> int:
-    """Returns the number of rows in the partition of a day, counted up to a limit."""
+    """Returns the number of rows in the partition of a day. Stops counting at the limit."""
     query = _QUERIES["count_rows"].on(day=DAYS.name(day))
     count: int = run_lookup(supplier, rows_of(query, {"limit": limit}), operation="read a day")[0][0]
     return count
 
 
 def cools_at(supplier: Supplier, listed: Iterable[PayloadDay], hot_seconds: float) -> datetime | None:
-    """Returns the time when the next hot day with payloads will be cool, or None if there is no such day."""
+    """Returns the time at which the next open day with payloads will be cool, or None without such a day."""
     for day in listed:
         if day.state == "open" and not day.is_cool and has_rows(supplier, day.day):
             ends = datetime.combine(day.day + timedelta(days=1), datetime.min.time(), UTC)
@@ -290,7 +298,7 @@ def cools_at(supplier: Supplier, listed: Iterable[PayloadDay], hot_seconds: floa
 def status(
     listed: Sequence[PayloadDay], objects: PayloadObjects, reads: ColdReads | None = None
 ) -> PayloadStatus:
-    """Returns the status of all given days, and of a store's reads."""
+    """Returns the status of the given days, and of the reads from objects if these are given."""
     waiting = [day for day in listed if day.waits]
     done = [day for day in listed if day.work is None and day.work_payloads and day.work_seconds][-7:]
     payloads = sum(day.work_payloads or 0 for day in done)

@@ -38,9 +38,10 @@ DIFFERENCES_MAX = 10
 PAUSE_SECONDS_MAX = 2.0
 READERS_SECONDS_MAX = 600.0
 SETTLED_LEFT_MAX, SETTLED_TIMES_MAX = 1_000, 10
-"""Limits of the comparison before the exchange: it repeats until few writes are left, at most 10 times.
+"""Limits of the comparisons of new writes before the exchange.
 
-The rest is compared under the exclusive lock, and so it must be small.
+A comparison repeats until fewer than 1,000 newer writes are left, at most 10 times. The remaining writes are
+compared under the exclusive lock, so there must be few of them.
 """
 
 COMPARED_AT_ONCE = 2
@@ -48,14 +49,14 @@ COMPARED_AT_ONCE = 2
 
 _READERS_LOOK_SECONDS = 0.05
 _EVER = "1:1:"
-"""A snapshot that sees no transaction."""
+"""A PostgreSQL snapshot that sees no transaction, so that all writes are later than this snapshot."""
 
 _QUERIES = load(__package__ or "", "exchange")
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The common parts of all work on days.
+    """The connections, object store and options that all work on days shares.
 
     `is_over` returns True when the time limit of this run is reached. `step` is called at each step, so that
     tests can interrupt the work there.
@@ -78,14 +79,17 @@ class Tools:
 
 
 def within(seconds_max: float | None) -> Callable[[], bool]:
-    """Returns a function that returns whether `seconds_max` have passed since now; without a limit, False."""
+    """Returns a function that returns True once `seconds_max` have passed from now.
+
+    Without a limit, the function always returns False.
+    """
     ends = None if seconds_max is None else time.monotonic() + seconds_max
     return lambda: ends is not None and time.monotonic() >= ends
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the tables and functions of an exchange."""
+    """The names of the tables and functions in the database that an exchange uses."""
 
     day_: date
 
@@ -119,7 +123,10 @@ class Names:
 
 
 class Exchange:
-    """The exchange of one day, by the worker that holds its lease. `is_over` of the tools ends its waits."""
+    """The exchange of one day's partition by the worker that holds the lease of the day.
+
+    When `is_over` of the tools returns True, waits end early.
+    """
 
     def __init__(self, tools: Tools, lease: DayLease) -> None:
         self._tools = tools
@@ -127,7 +134,10 @@ class Exchange:
         self.names = Names(lease.day)
 
     def prepare(self, extra: Callable[[psycopg.Connection[Any]], object]) -> None:
-        """Makes the copy, to which all writes are mirrored from here on. Calls `extra` in the transaction."""
+        """Creates an empty copy of the day, and a trigger that repeats all later writes in the copy.
+
+        Calls `extra` in the same transaction.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> None:
             self._lease.advance(conn, "copy")
@@ -142,7 +152,10 @@ class Exchange:
         self._tools.step("prepared")
 
     def note_copied(self, forget: bool = True) -> None:
-        """Records that the whole day is copied. With `forget`, deletes rows of the copy marked as deleted."""
+        """Records that the whole day is copied.
+
+        With `forget`, removes the copy's rows that are marked as deleted.
+        """
         after = self._lease.row().after
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -172,7 +185,7 @@ class Exchange:
                 self.go_on_from("verify", till)
 
     def go_on_from(self, phase: str, after: PayloadKey | None) -> None:
-        """Records the progress of a phase."""
+        """Records the phase of the work, and the last key that is done in this phase."""
         run_transaction(
             self._lease.supplier,
             lambda conn: self._lease.advance(conn, phase, after),
@@ -200,10 +213,10 @@ class Exchange:
         )
 
     def swap(self, forget: bool = True) -> None:
-        """Replaces the day's partition by the copy, after comparing the writes since the verification.
+        """Compares the writes since the verification, then replaces the day's partition by the copy.
 
-        Raises `PayloadsDiffer`, which leaves the day unchanged, and `PayloadDayBusy` if other transactions
-        use the day for too long.
+        With `forget`, removes the copy's rows that are marked as deleted. Raises `PayloadsDiffer`, which
+        leaves the day unchanged, and `PayloadDayBusy` if other transactions use the day for too long.
         """
         since = self._lease.row().verified_till or _EVER
 
@@ -231,7 +244,7 @@ class Exchange:
         self._tools.step("swapped")
 
     def finish(self, state: str) -> None:
-        """Drops the day's old partition, which no transaction uses, and ends the work."""
+        """Drops the day's old partition, and ends the work with the day's new state."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             conn.execute(_QUERIES["drop_old"].on(old=self.names.old, written=self.names.written))
@@ -249,7 +262,10 @@ class Exchange:
         )
 
     def give_up(self, state: str, extra: Callable[[psycopg.Connection[Any]], object]) -> None:
-        """Drops the copy and ends the work: the day is as before. Calls `extra` in the transaction."""
+        """Drops the copy and ends the work, so that the day is as before.
+
+        Calls `extra` in the same transaction.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> None:
             conn.execute(self._on("drop_copy", "day", "mirror", "copy", "written"))
@@ -259,7 +275,10 @@ class Exchange:
         self._patiently(work, "abandon the copy of a day")
 
     def _settled(self, since: str, forget: bool) -> str:
-        """Compares the writes since a snapshot while others go on. Returns the snapshot to go on from."""
+        """Compares the writes since a snapshot with the copy, while other transactions continue to write.
+
+        Returns a newer snapshot, up to which writes are now compared.
+        """
         supplier, operation = self._lease.supplier, "verify a day"
         [(till,)] = run_lookup(supplier, rows_of(_QUERIES["snapshot"]), operation=operation)
         compared = reading(self._lease.day, partial(self._compared_written, since=since))
@@ -289,7 +308,10 @@ class Exchange:
         conn.execute(self._on("forget_deleted", "copy", "written"), {"since": since})
 
     def _pages(self, after: PayloadKey | None) -> Iterator[tuple[PayloadKey | None, PayloadKey | None]]:
-        """Yields the ranges of keys left to compare, as (after, till) pairs, with None at the ends."""
+        """Yields the remaining pages to compare, as (after, till) pairs of keys.
+
+        `after` is None for the first page, and `till` is None for the last page.
+        """
         while not self._tools.is_over():
             till = self._last_of_page(after)
             yield after, till
@@ -310,7 +332,7 @@ class Exchange:
     def _compared(
         self, page: tuple[PayloadKey | None, PayloadKey | None]
     ) -> tuple[PayloadKey | None, list[PayloadKey]]:
-        """Returns the end of a page, and the keys in it at which the day and its copy differ."""
+        """Returns the last key of a page, and the keys of the page at which the day and its copy differ."""
         after, till = page
         query = _QUERIES["compare"].including(differences=_QUERIES["differences"])
         bounds = place_values("after", after) | place_values("till", till)
@@ -350,9 +372,10 @@ class Exchange:
         operation: str,
         before: Callable[[], object] = lambda: None,
     ) -> Any:
-        """Runs work that needs an exclusive lock on the day. Gives way to other transactions, and retries.
+        """Returns the result of work that needs an exclusive lock on the day.
 
-        `before` runs before each try, without the lock. Raises `PayloadDayBusy`.
+        If the lock is not granted within a short timeout, lets other transactions go first and retries. Calls
+        `before` before each try, without the lock. Raises `PayloadDayBusy` if no try succeeds.
         """
         for _ in tries(READERS_SECONDS_MAX, pause=lambda _: random.uniform(0.1, 1) * PAUSE_SECONDS_MAX):  # noqa: S311
             before()
@@ -386,9 +409,10 @@ def _midnight(day: date) -> str:
 
 
 def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
-    """Reads back the day's objects that were not verified yet. Returns False if the time limit ends it early.
+    """Reads back the day's objects that were not verified yet, and compares their digests.
 
-    Raises `PayloadsDiffer` if an object is not what was written.
+    Returns False if the time limit ends the work early. Raises `PayloadsDiffer` if an object is not what was
+    written.
     """
     left = [each for each in tools.known.of_day(day, state) if not each.verified]
     step = tools.options.uploads

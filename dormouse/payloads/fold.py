@@ -1,8 +1,8 @@
 """The fold of a day: the objects of its payloads become its blocks, and its partition becomes empty.
 
-An object becomes a block as it is if all its pointers still exist. If payloads in its range were written or
-deleted since, the range is written to new objects. Writes during the fold are mirrored to the new partition,
-whose rows win over the blocks.
+If no payload in an object's range of keys was written or deleted later, the object becomes a block unchanged.
+Otherwise the payloads of the range are written to new objects. A trigger repeats writes during the fold in
+the new partition. Where a row and a block have the same key, the row counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Key = tuple[str, str, str, Any]
 
 
 class Range(NamedTuple):
-    """A range of keys to write to new objects: after a key and before another."""
+    """A range of keys whose payloads are to be written to new objects.
+
+    The range lies between the keys `after` and `before`, without these. `objects` are the old objects in it.
+    """
 
     objects: list[DayObject]
     after: PayloadKey | None
@@ -41,9 +44,10 @@ class Range(NamedTuple):
 
 
 def fold_day(tools: Tools, lease: DayLease) -> bool:
-    """Folds a day, from the phase that it has reached. Returns False if the time limit ends it early.
+    """Folds a day, beginning with the phase at which an earlier run stopped.
 
-    Raises `PayloadsDiffer` and `PayloadCorrupt`, which leave the day unchanged.
+    Returns False if the time limit ends the work early. Raises `PayloadsDiffer` and `PayloadCorrupt`, which
+    leave the day unchanged.
     """
     fold = _Fold(tools, lease)
     try:
@@ -97,7 +101,10 @@ class _Fold:
         conn.execute(_QUERIES["begin"].on(), {"day": self._lease.day})
 
     def _activate(self, conn: psycopg.Connection[Any]) -> None:
-        """Makes the new objects the day's blocks, before the exchange: the day's rows win over blocks."""
+        """Turns the new objects into the day's blocks.
+
+        This is safe before the exchange, because readers prefer the day's rows to its blocks.
+        """
         self._lease.advance(conn, "swap")
         PayloadObjects.activate(conn, self._lease.day)
 
@@ -122,7 +129,7 @@ class _Fold:
         return True
 
     def _plan(self, after: PayloadKey | None) -> Iterator[DayObject | Range]:
-        """Yields the objects to keep, and the ranges between them, in the order of keys."""
+        """Yields the objects to keep, and the ranges to rewrite between them, in the order of keys."""
         dirty: list[DayObject] = []
         for each in self._left(after):
             if not self._is_clean(each) or (dirty and dirty[-1].last.place >= each.first.place):
@@ -138,7 +145,7 @@ class _Fold:
         return [each for each in objects if after is None or each.last.place > after.place]
 
     def _is_clean(self, day_object: DayObject) -> bool:
-        """Returns whether no payload in an object's range was written or deleted since it was made."""
+        """Returns whether all payloads in an object's range of keys are still those of the object."""
         bounds = place_values("first", day_object.first) | place_values("last", day_object.last)
         values = {**bounds, "object_key": day_object.object_key}
         query = _QUERIES["in_range"].on(day=self._exchange.names.day)
@@ -179,9 +186,10 @@ class _Fold:
         self._tools.step("committed")
 
     def _verify(self) -> bool:
-        """Compares the day's payloads with its future blocks by key, except keys written since the copy.
+        """Compares the keys and checksums of the day's payloads with those in its future blocks.
 
-        Returns False if the time limit ends it early. Raises `PayloadsDiffer`.
+        Skips keys that were written since the copy began. Returns False if the time limit ends the work
+        early. Raises `PayloadsDiffer`.
         """
         after = self._lease.row().after
         objects = self._tools.known.of_day(self._lease.day, *_OF_A_DAY)
@@ -236,7 +244,7 @@ def _checksum_of(payload: Payload) -> tuple[Key, bytes]:
 
 
 def _is_pair(items: list[tuple[Key, bytes, str]]) -> bool:
-    """Returns whether items of one key are a present payload and a new one with the same checksum."""
+    """Returns whether the items of one key are a present and a future payload with equal checksums."""
     return len(items) == 2 and items[0][1] == items[1][1] and items[0][2] != items[1][2]
 
 

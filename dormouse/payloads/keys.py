@@ -1,4 +1,4 @@
-"""The key of a payload, and its content: a JSON value that `get` returns exactly as `put` took it."""
+"""The keys of payloads, and their contents: JSON values that `get` returns exactly as `put` received them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dormouse.model.json_values import json_text
 from dormouse.model.text import check_text
 
 KEY_BYTES_MAX = 512
-"""The most bytes of each of tenant, id and kind: an entry of PostgreSQL's index holds all three."""
+"""The most bytes of a tenant, an id or a kind, because one entry of PostgreSQL's index holds all three."""
 
 OWN_KINDS = "dormouse."
 """The prefix of the kinds of Dormouse's own payloads, which are documents of jobs."""
 
 _PLACE = ("kind", "tenant", "id", "at")
 Places = Mapping[str, tuple[int, int, str]]
-"""The places of an object's dictionaries by kind: start, length, and the first half of the SHA-256."""
+"""The places of the zstd dictionaries in an object, by kind: start, length, and first half of the SHA-256."""
 
 
 class PayloadKey(NamedTuple):
@@ -34,7 +34,7 @@ class PayloadKey(NamedTuple):
 
     @property
     def day(self) -> date:
-        """The day, in UTC, whose partition has the payload."""
+        """The day in UTC to whose partition the payload belongs."""
         return self.inserted_at.astimezone(UTC).date()
 
     @property
@@ -47,7 +47,7 @@ class PayloadKey(NamedTuple):
 
 
 def checked(key: Sequence[Any]) -> PayloadKey:
-    """Returns a checked key, with its time in UTC. Raises `InvalidPayload`, which names the fault."""
+    """Returns a checked key, with its time in UTC. Raises `InvalidPayload`, which describes the fault."""
     try:
         made = PayloadKey(*key)
     except TypeError:
@@ -75,13 +75,16 @@ def check_application_kind(kind: str) -> None:
 
 
 def place_values(name: str, key: PayloadKey | None) -> dict[str, Any]:
-    """Returns a key's place as the parameters `name`_kind and so on, or all None without a key."""
+    """Returns the parts of a key as statement parameters, whose names begin with `name`, such as after_kind.
+
+    Without a key, all values are None.
+    """
     place = (None,) * len(_PLACE) if key is None else key.place
     return {f"{name}_{part}": value for part, value in zip(_PLACE, place, strict=True)}
 
 
 def columns(keys: Iterable[PayloadKey]) -> dict[str, list[Any]]:
-    """Returns keys as four arrays, the parameters of a statement."""
+    """Returns keys as four lists, one for each part of a key, by the names of statement parameters."""
     listed = list(keys)
     return {
         "kinds": [key.kind for key in listed],
@@ -95,7 +98,7 @@ CONTENT_BYTES_MAX = 64 * 2**20
 """The most bytes of a payload's JSON in UTF-8."""
 
 NESTING_MAX = 500
-"""The deepest nesting of arrays and objects: half of the nesting that Python can read and write."""
+"""The deepest nesting of arrays and objects, which is half of the nesting that Python can read and write."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
@@ -104,7 +107,10 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 def encode_given(given: object) -> tuple[PayloadKey, str]:
-    """Returns the key and the JSON of (tenant, id, inserted_at, kind, content). Raises `InvalidPayload`."""
+    """Returns the key and the JSON text of a (tenant, id, inserted_at, kind, content) tuple.
+
+    Raises `InvalidPayload`.
+    """
     if not isinstance(given, Sequence) or len(given) != 5:
         raise InvalidPayload(f"a payload is (tenant, id, inserted_at, kind, content), not {given!r}")
     key = checked(given[:4])
@@ -113,7 +119,10 @@ def encode_given(given: object) -> tuple[PayloadKey, str]:
 
 
 def encode(key: PayloadKey, content: Any) -> str:
-    """Returns the JSON of a payload. Raises `InvalidPayload` if it is not JSON, too large or too deep."""
+    """Returns the content of a payload as JSON text.
+
+    Raises `InvalidPayload` if the content is not a JSON value, is too large or has too deep nesting.
+    """
     try:
         text = json_text(content)
         size = len(text) if text.isascii() else len(text.encode())

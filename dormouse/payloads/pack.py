@@ -109,7 +109,7 @@ class Packer:
     _used: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Adds rows of one kind."""
+        """Adds rows whose payloads have the same kind."""
         kind = rows[0].key.kind
         given = self.dictionaries.get(kind, b"")
         if given:
@@ -157,7 +157,10 @@ class Index(Sequence[Entry]):
     """The index of an object: the entries of its payloads, sorted by key."""
 
     def __init__(self, data: bytes) -> None:
-        """Reads an index from the end of an object, which begins with the index. Raises `Damaged`."""
+        """Reads the index of an object. Raises `Damaged`.
+
+        `data` are the bytes of the object from the start of the index to the end.
+        """
         self.data = data
         try:
             length, digest, magic = _TAIL.unpack_from(data, len(data) - TAIL_BYTES)
@@ -204,7 +207,7 @@ class Index(Sequence[Entry]):
         return self[number] if number < len(self) and self._place(number) == place else None
 
     def covers(self, key: PayloadKey) -> bool:
-        """Returns whether a payload lies in the day and key range of the object, so that it would be here."""
+        """Returns whether a key lies in the day and key range of the object."""
         return self.day == key.day and self[0].key.place <= key.place <= self[-1].key.place
 
     def _place(self, number: int) -> tuple[str, str, str, int]:
@@ -212,9 +215,10 @@ class Index(Sequence[Entry]):
 
 
 def index_start(data: bytes) -> int:
-    """Returns the start of the index in an object, or in the end of one. Raises `Damaged`.
+    """Returns the position at which the index of an object begins within `data`. Raises `Damaged`.
 
-    The result is negative if the data begin after the index.
+    `data` are all bytes of the object or only its last bytes. The result is negative if the index begins
+    before `data`.
     """
     if len(data) < TAIL_BYTES or data[-len(MAGIC) :] != MAGIC:
         raise Damaged("it does not end as an object of payloads does")
@@ -229,7 +233,10 @@ def decompressor(dictionary: bytes | None) -> zstandard.ZstdDecompressor:
 
 
 def unpacked(frame: bytes, entry: Entry, by: zstandard.ZstdDecompressor) -> bytes:
-    """Returns the content of a payload from its frame. Raises `Damaged` if it is not what was written."""
+    """Returns the content of a payload from its compressed frame.
+
+    Raises `Damaged` if it is not what was written.
+    """
     if len(frame) != entry.length:
         raise Damaged(f"it has {len(frame):,} bytes, and was written with {entry.length:,}")
     header, _, content = _decompressed(frame, by, FRAME_BYTES_MAX).partition(b"\n")
@@ -266,7 +273,7 @@ def _framed(key: PayloadKey, content: bytes) -> bytes:
 
 
 def _header(key: PayloadKey) -> bytes:
-    """Returns the key as JSON, equal to `json.dumps` of a list, but faster."""
+    """Returns a key as a JSON list. The result equals that of `json.dumps`, which is slower."""
     tenant, id_, kind = map(encode_basestring, (key.tenant, key.id, key.kind))
     return f"[{tenant}, {id_}, {_micros(key.inserted_at)}, {kind}]".encode()
 
@@ -288,7 +295,7 @@ _QUERIES = load(__package__ or "", "pack")
 
 @dataclass(frozen=True, slots=True)
 class DayObject:
-    """An object of a day with its contents, as PostgreSQL has recorded them."""
+    """The record in PostgreSQL of one object of a day."""
 
     object_key: str
     state: str
@@ -317,7 +324,7 @@ class PayloadObjects:
         self._objects = objects
 
     def write(self, day: date, token: int, packed: Packed) -> str:
-        """Announces an object, then writes it. Returns its name."""
+        """Records the name of a new object, then writes the object to the store. Returns the name."""
         object_key = f"{FOLDER}/{day.isoformat()}/{token:06d}-{uuid.uuid4().hex[:20]}"
         values = {"object_key": object_key, "day": day, "token": token}
         # in a transaction of its own: a worker frozen in a longer one would hold up its successor
@@ -327,7 +334,7 @@ class PayloadObjects:
 
     @staticmethod
     def settle(conn: psycopg.Connection[Any], object_key: str, packed: Packed, state: str) -> None:
-        """Records an object's contents, within the transaction that begins to use it.
+        """Records an object's state and contents, within the transaction that begins to use the object.
 
         Raises `CommitFailed` if the object was deleted meanwhile.
         """
@@ -349,7 +356,7 @@ class PayloadObjects:
     def register(
         cls, conn: psycopg.Connection[Any], object_key: str, day: date, packed: Packed, day_state: str
     ) -> bool:
-        """Registers an object from the store as one of a day's. Returns True if it was known already."""
+        """Records an object of the store as an object of a day. Returns True if it was recorded already."""
         values = {"object_key": object_key, "day": day}
         known = not conn.execute(_QUERIES["register"].on(), values).fetchall()
         if not known:
@@ -357,7 +364,7 @@ class PayloadObjects:
         return known
 
     def of_day(self, day: date, *states: str) -> list[DayObject]:
-        """Returns a day's objects in some states, in the order of their payloads."""
+        """Returns the objects of a day that are in one of the states, in the order of their payloads."""
         values = {"day": day, "states": list(states)}
         rows = run_lookup(self._supplier, rows_of(_QUERIES["of_day"], values), operation="find objects")
         return [DayObject(*(*row[:9], PayloadKey(*row[9:13]), PayloadKey(*row[13:]))) for row in rows]
@@ -370,7 +377,7 @@ class PayloadObjects:
 
     @staticmethod
     def keep(conn: psycopg.Connection[Any], object_key: str) -> None:
-        """Marks an object to become a block of the fold without being rewritten."""
+        """Marks an object that becomes a block in the fold without being rewritten."""
         conn.execute(_QUERIES["keep"].on(), {"object_key": object_key})
 
     def note_verified(self, object_keys: Sequence[str]) -> None:
@@ -380,31 +387,34 @@ class PayloadObjects:
 
     @staticmethod
     def activate(conn: psycopg.Connection[Any], day: date) -> None:
-        """Makes the kept objects of a fold the day's blocks, and marks all others as dead."""
+        """Turns the objects that a fold keeps into the day's blocks. Marks all other objects as dead."""
         conn.execute(_QUERIES["activate"].on(), {"day": day})
 
     @staticmethod
     def unstage(conn: psycopg.Connection[Any], day: date, partition: str) -> None:
-        """Resets the states of a day's objects to those before a fold or offload."""
+        """Resets a day's objects to the states that they had before an unfinished fold or offload."""
         conn.execute(_QUERIES["unstage"].on(day=partition), {"day": day})
 
     def orphaned(self) -> tuple[int, int]:
-        """Returns the number of unused objects, and their bytes as far as they are recorded."""
+        """Returns the number of objects that no payload uses, and their recorded bytes."""
         [(count, byte_count)] = run_lookup(
             self._supplier, rows_of(_QUERIES["orphaned"]), operation="count objects"
         )
         return count, byte_count
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields every object, sorted by name, with a flag that is True if payloads need it.
+        """Yields the objects that payloads need or a hold keeps, sorted by name.
 
-        Skips unneeded objects, except those that a hold keeps, for example for a backup that is being made.
+        Each has a flag that is True if payloads need the object. A hold exists, for example, during a backup.
         """
         for page in self._pages("written"):
             yield from starmap(LedgerObject, page)
 
     def unknown(self, names: Sequence[str]) -> list[str]:
-        """Returns the names that are not of payload objects, also not of objects being written."""
+        """Returns the names that this ledger does not have.
+
+        The ledger has all payload objects, also those being written.
+        """
         own = [name for name in names if name.startswith(f"{FOLDER}/")]
         work = rows_of(_QUERIES["known"], {"object_keys": own})
         rows = run_lookup(self._supplier, work, operation="find objects") if own else []
@@ -412,9 +422,9 @@ class PayloadObjects:
         return [name for name in names if name not in known]
 
     def collect(self, kept_seconds: float) -> Swept:
-        """Deletes objects that payloads have not needed for `kept_seconds`, and objects of dead writers.
+        """Deletes objects that payloads have not needed for `kept_seconds`, and objects of writers that died.
 
-        Keeps all of them for at least `READERS_SECONDS`, for readers that may still use them.
+        Keeps each object for at least `READERS_SECONDS`, because readers may still use it.
         """
         run_transaction(self._supplier, rows_of(_QUERIES["give_up"]), operation="find dead writers")
         delays = {"delay_seconds": READERS_SECONDS, "kept_seconds": max(READERS_SECONDS, kept_seconds)}

@@ -25,7 +25,10 @@ from dormouse.payloads.keys import PayloadKey, Places
 from dormouse.payloads.pack import TAIL_BYTES, Damaged, Entry, Index, decompressor, index_start, unpacked
 
 JOIN_GAP_BYTES = 64 * 2**10
-"""The largest gap between payloads of one request, in bytes: reading the gap costs less than a request."""
+"""The largest gap between two payloads, in bytes, that one request reads with them.
+
+Reading such a gap costs less than another request.
+"""
 
 JOIN_BYTES_MAX = 8 * 2**20
 CACHE_BYTES_MAX = 64 * 2**20
@@ -38,7 +41,7 @@ T = TypeVar("T")
 
 
 class Pointer(NamedTuple):
-    """The object and the place of a payload, with the places of the object's dictionaries."""
+    """The place of a cold payload: its object, its entry, and the places of the object's dictionaries."""
 
     object_key: str
     entry: Entry
@@ -88,9 +91,10 @@ class Reader:
         self._dictionaries: _Cache[bytes] = _Cache(cache_bytes_max // 8)
 
     def index(self, object_key: str, index_start: int | None = None, byte_count: int | None = None) -> Index:
-        """Returns the index of an object: with one request if `index_start` and `byte_count` are given.
+        """Returns the index of an object.
 
-        Raises `Damaged` and `ObjectStoreError`.
+        One request is enough if `index_start` and `byte_count`, the size of the object, are given. Raises
+        `Damaged` and `ObjectStoreError`.
         """
 
         def read() -> tuple[Index, int]:
@@ -103,14 +107,14 @@ class Reader:
         return self._indexes.get(object_key, read)
 
     def read(self, pointers: Mapping[PayloadKey, Pointer]) -> dict[PayloadKey, bytes | DormouseError]:
-        """Returns the content of each payload, or the error `PayloadCorrupt` or `PayloadUnavailable`."""
+        """Returns the content of each payload, or else a `PayloadCorrupt` or `PayloadUnavailable` error."""
         return {
             pointer.entry.key: self.content(pointer, frame)
             for pointer, frame in self.frames(pointers.values())
         }
 
     def frames(self, pointers: Iterable[Pointer]) -> Iterator[tuple[Pointer, bytes | DormouseError]]:
-        """Yields the compressed frame of each payload, or the error."""
+        """Yields each pointer with the compressed frame of its payload, or with the error of the read."""
         by_place = sorted(pointers, key=lambda pointer: (pointer.object_key, pointer.entry.start))
         runs = [
             run
@@ -125,7 +129,12 @@ class Reader:
                 yield from frames
 
     def content(self, pointer: Pointer, frame: bytes | DormouseError) -> bytes | DormouseError:
-        """Returns the content of a payload from its frame, or the error."""
+        """Returns the content of a payload from its compressed frame.
+
+        If `frame` is an error, returns this error.
+
+        Returns `PayloadCorrupt` or `PayloadUnavailable` if the frame or its dictionary cannot be used.
+        """
         if isinstance(frame, DormouseError):
             return frame
         try:
@@ -183,7 +192,7 @@ class Reader:
 
 
 def problem(key: PayloadKey, object_key: str, error: Any) -> PayloadCorrupt | PayloadUnavailable:
-    """Returns the error to give in place of a payload."""
+    """Returns the error that a reader gives in place of a payload, after `error` prevented the read."""
     if isinstance(error, ObjectNotFound):
         return PayloadCorrupt(f"payload {key} is lost: its object {object_key!r} does not exist")
     if isinstance(error, Damaged):
@@ -192,7 +201,10 @@ def problem(key: PayloadKey, object_key: str, error: Any) -> PayloadCorrupt | Pa
 
 
 def _joined(pointers: Sequence[Pointer]) -> Iterable[list[Pointer]]:
-    """Yields the pointers to one object, sorted by place, in groups for one request each."""
+    """Yields groups of pointers to one object, which are given sorted by place.
+
+    One request can read a group.
+    """
     run: list[Pointer] = []
     end = start = 0
     for pointer in pointers:

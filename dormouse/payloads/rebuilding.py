@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 class Rebuilt:
     """The results of a rebuild.
 
-    - `objects`: the objects that have pointers or are blocks only now.
-    - `payloads`: the payloads of lost objects that were found in other objects.
-    - `incomplete`: the lost blocks of which not all payloads were found, each with a description.
+    - `objects`: the number of objects that the rebuild has brought into use, as blocks or by pointers.
+    - `payloads`: the number of payloads of lost objects that were found in other objects.
+    - `incomplete`: the names of lost blocks of which some payloads were not found, each with a description.
     """
 
     objects: int = 0
@@ -65,7 +65,7 @@ class Rebuilt:
 
 
 def rebuild_day(tools: Tools, day: date) -> Rebuilt:
-    """Makes a day's lost pointers and blocks again, as far as objects in the store have the payloads.
+    """Restores a day's lost pointers and blocks, as far as objects in the store have the payloads.
 
     Raises `PayloadDayBusy` and `ObjectStoreError`.
     """
@@ -87,9 +87,9 @@ def rebuild_day(tools: Tools, day: date) -> Rebuilt:
 
 
 def recover_pointers(tools: Tools) -> list[str]:
-    """Changes pointers to lost objects, in all days, so that they lead to objects with the same contents.
+    """Changes the pointers to lost objects, in all days, so that they lead to objects with the same payloads.
 
-    Returns a line for each day that had lost objects, with the result.
+    Returns a line of text for each day that had lost objects. The line describes the result.
     """
     lost: dict[date, list[str]] = defaultdict(list)
     for known, fault in faults(tools.objects, tools.known):
@@ -124,7 +124,10 @@ def _recovered(tools: Tools, day: date, lost: Sequence[str]) -> str:
 
 
 def pointers_to(supplier: Supplier, day: date, object_keys: Sequence[str] | None = None) -> dict[str, int]:
-    """Returns the number of pointers of a day to each object, or to each of the given objects."""
+    """Returns how many pointers of a day lead to each object.
+
+    With `object_keys`, counts only these objects.
+    """
     work = rows_of(_QUERIES["pointers_to"].on(day=DAYS.name(day)), {"object_keys": object_keys})
     try:
         rows = run_transaction(supplier, work, read_only=True, scans=True, operation="verify a day")
@@ -134,7 +137,7 @@ def pointers_to(supplier: Supplier, day: date, object_keys: Sequence[str] | None
 
 
 class _Rebuilding:
-    """The rebuild of one day, whose state will be `state`."""
+    """The rebuild of one day. `state` is the day's state after the rebuild."""
 
     def __init__(self, tools: Tools, lease: DayLease, state: str) -> None:
         self._tools = tools
@@ -147,8 +150,8 @@ class _Rebuilding:
     def objects(self, done: Rebuilt) -> None:
         """Registers unknown objects, and adds pointers to objects that have lost all of their pointers.
 
-        After an adoption, unknown objects may belong to another timeline. Then they are skipped if the day
-        has objects of its own.
+        After an adoption, unknown objects may belong to another timeline. Then the rebuild skips unknown
+        objects without pointers, if the day has pointers or known objects.
         """
         # if an object has some pointers, its other payloads were deleted or replaced: they get no pointers
         pointed_to = pointers_to(self._tools.supplier, self._lease.day)
@@ -164,7 +167,7 @@ class _Rebuilding:
             done.objects += self._register(name, packed, with_pointers=name not in pointed_to)
 
     def pointers(self, done: Rebuilt) -> None:
-        """Changes pointers to lost objects so that they lead to objects with the same contents."""
+        """Changes the day's pointers to lost objects, so that they lead to objects with the same payloads."""
         if self._state == "folded":
             return  # a folded day has no pointers
         known = {each.object_key for each in self._of_day("live")}
@@ -181,7 +184,10 @@ class _Rebuilding:
         self._mark_dead([name for name in lost if name not in left])
 
     def blocks(self, done: Rebuilt) -> None:
-        """Replaces lost blocks by unused objects in the same key range, and lists missing payloads."""
+        """Replaces lost blocks by unused objects in the same range of keys.
+
+        Records missing payloads in `done`.
+        """
         for lost in [each for each in self._of_day("block") if each.object_key not in self._in_store]:
             payloads = objects = 0
             for name, packed in self._in_place_of(lost):
@@ -198,7 +204,7 @@ class _Rebuilding:
                 done.incomplete += [(lost.object_key, detail)] if payloads != lost.payloads else []
 
     def _in_place_of(self, lost: DayObject) -> Iterator[tuple[str, Packed]]:
-        """Yields unused objects with keys in a lost block's range, the latest first."""
+        """Yields unused objects whose key ranges overlap that of a lost block, the latest object first."""
         for name in sorted(self._in_store, reverse=True):
             if self._states.get(name, "dead") != "dead":
                 continue
@@ -212,7 +218,11 @@ class _Rebuilding:
     def _register(
         self, name: str, packed: Packed, *, with_pointers: bool, instead_of: str | None = None
     ) -> bool:
-        """Makes an object one of the day's. Returns False, without a change, if it would have no pointers."""
+        """Makes an object one of the day's objects, in place of the lost object `instead_of` if one is given.
+
+        With `with_pointers`, adds pointers, unless the day is folded. If no pointer can be added, changes
+        nothing and returns False.
+        """
         unit = Unit(packed.entries[-1].key, packed, object_key=name)
         needs_pointers = self._state != "folded" and with_pointers
 
@@ -228,7 +238,7 @@ class _Rebuilding:
         return run_transaction(self._tools.supplier, work, operation="rebuild a day")
 
     def _need(self, conn: psycopg.Connection[Any], name: str, packed: Packed | None) -> None:
-        """Records that an object is in use, which was unknown or dead before, within a transaction."""
+        """Records, within a transaction, that an object is in use. Before, the object was unknown or dead."""
         if packed is not None:
             PayloadObjects.register(conn, name, self._lease.day, packed, self._state)
         state = "block" if self._state == "folded" else "live"
@@ -289,7 +299,7 @@ class _Rebuilding:
 
 
 def _packed(objects: ObjectStore, name: str) -> Packed | None:
-    """Returns an object as it was packed, or None if it is damaged."""
+    """Returns an object of the store with its entries, or None if the object is damaged."""
     data = objects.get(name)
     try:
         start = index_start(data)

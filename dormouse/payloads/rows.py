@@ -25,15 +25,21 @@ _TRIES = 20
 T = TypeVar("T")
 _QUERIES = load(__package__ or "", "rows")
 PUT = _QUERIES["put"]
-"""A query that stores payloads of one day, for larger statements: `such` selects among the given ones."""
+"""A query that stores payloads of one day, as a part of larger statements.
+
+The query `such`, which is inserted into it, selects the payloads to store from the given ones.
+"""
 _PUT = PUT.including(such=_QUERIES["all_given"])
 
 
 class Place(NamedTuple):
-    """The place of a payload.
+    """The place at which a payload is stored.
 
-    If `location` is None, there is no row for it, and the block `object_key` may have it. `dictionaries` has
-    the places of the object's dictionaries by kind; `index_start` is the start of a block's index.
+    - `location`: None if no row has the payload. Then the block `object_key`, if there is one, may have it.
+    - `content`: the payload of a hot row.
+    - `object_key`, `byte_start`, `byte_length`, `checksum`: the pointer of a cold row.
+    - `dictionaries`: the places of the object's dictionaries, by kind.
+    - `index_start`, `byte_count`: for a block, the start of its index, and its size.
     """
 
     location: str | None
@@ -48,13 +54,16 @@ class Place(NamedTuple):
 
 
 def put(supplier: Supplier, contents: Mapping[PayloadKey, str]) -> None:
-    """Stores payloads, all or none. Makes missing partitions of days. Raises `PayloadExpired`."""
+    """Stores all payloads or none. Creates missing partitions of days. Raises `PayloadExpired`."""
     days = {key.day for key in contents}
     with_days(supplier, lambda conn: write(conn, contents), lambda: days, operation="put payloads")
 
 
 def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
-    """Stores payloads in a transaction of `with_days`."""
+    """Stores payloads in a transaction.
+
+    Raises psycopg's `UndefinedTable` if the partition of a day is missing.
+    """
     for day, keys in _by_day(contents):
         for batch in batches(keys, contents):
             values = {**columns(batch), "contents": [contents[key] for key in batch]}
@@ -68,10 +77,10 @@ def with_days(
     *,
     operation: str,
 ) -> T:
-    """Runs a transaction that writes payloads. If a day has no partition, makes it and retries.
+    """Runs a transaction that writes payloads, and returns its result.
 
-    `days` is called after a failure, and returns the days that the work writes to. Raises `PayloadExpired`
-    and the errors of the work.
+    If the partition of a day is missing, creates the partitions of the days that `days` returns, and retries.
+    Raises `PayloadExpired` and the errors of the work.
     """
     for _ in range(_TRIES):
         try:
@@ -82,10 +91,10 @@ def with_days(
 
 
 def delete(supplier: Supplier, keys: Iterable[PayloadKey]) -> None:
-    """Deletes the payloads that exist.
+    """Deletes payloads. Skips keys that have no payload.
 
-    The first statement waits for an exchange of the partition, so that the second one sees whether the day
-    has blocks now, and leaves rows marked as deleted.
+    If a day has blocks, puts rows marked as deleted into its partition. The first of two statements waits for
+    a running exchange of the partition, so that the second statement sees whether the day has blocks now.
     """
     days = list(_by_day(keys))
 
@@ -103,7 +112,10 @@ def delete(supplier: Supplier, keys: Iterable[PayloadKey]) -> None:
 
 
 def places(supplier: Supplier, keys: Iterable[PayloadKey]) -> Iterator[tuple[PayloadKey, Place | None]]:
-    """Yields the place of each payload, or None if its day was dropped. Each day is read in one snapshot."""
+    """Yields each key with the place of its payload, or with None if the day was dropped.
+
+    Reads all payloads of a day in one snapshot.
+    """
     for day, in_day in _by_day(keys):
         query = _QUERIES["get"].on(day=DAYS.name(day))
         try:
@@ -127,7 +139,10 @@ def expired(key: PayloadKey) -> PayloadExpired:
 
 
 def make_days(supplier: Supplier, days: Iterable[date]) -> None:
-    """Makes the partitions of days. Skips days whose locks are busy. Raises `PayloadExpired`."""
+    """Creates the partitions of days.
+
+    Skips days whose locks are busy. Raises `PayloadExpired` for dropped days.
+    """
     for day in sorted(days):
         if is_expired(supplier, day):
             raise _expired_day(day)
@@ -147,7 +162,7 @@ def _expired_day(day: date) -> PayloadExpired:
 
 
 def _by_day(keys: Iterable[PayloadKey]) -> Iterator[tuple[date, list[PayloadKey]]]:
-    """Yields keys by day, in the same order in all transactions, so that no two of them deadlock."""
+    """Yields each day with its keys. The order is the same in all transactions, which prevents deadlocks."""
     for day, in_day in groupby(in_order(keys), key=lambda key: key.day):
         yield day, list(in_day)
 
@@ -158,7 +173,7 @@ def in_order(keys: Iterable[PayloadKey]) -> list[PayloadKey]:
 
 
 def batches(keys: Sequence[PayloadKey], contents: Mapping[PayloadKey, str]) -> Iterator[list[PayloadKey]]:
-    """Yields the keys in portions of bounded size, one for each statement."""
+    """Yields the keys in portions that are small enough, with their contents, for one statement each."""
     batch: list[PayloadKey] = []
     characters = 0
     for key in keys:

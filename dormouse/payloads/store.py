@@ -1,4 +1,4 @@
-"""The public store of an instance's payloads, and the payloads of applications' own transactions."""
+"""The public store of an instance's payloads. Applications can also use it in their own transactions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # Look-ups: of payloads in rows, by pointers and in blocks.
 
 TRIES = 3
-"""The tries of a look-up: a fold or rehydration may replace a day's objects between look-up and read."""
+"""The most tries of a look-up. A fold or rehydration may replace a day's objects between look-up and read."""
 Find = Callable[[Iterable[PayloadKey]], Iterator[tuple[PayloadKey, Place | None]]]
 
 
@@ -65,9 +65,10 @@ class Lookup:
         self.cold_reads = ColdReads()
 
     def contents(self, wanted: Mapping[PayloadKey, None], find: Find | None = None) -> dict[PayloadKey, Any]:
-        """Returns the content of each key, or an error, in the given order.
+        """Returns the content of each payload, or an error in its place, in the given order of keys.
 
-        `find` looks the keys up in the transaction of an application. Objects are read outside of it.
+        `find` looks up the places of payloads, by default in a transaction of its own. Objects are read
+        outside of any transaction.
         """
         contents: dict[PayloadKey, Any] = dict(wanted)
         again: Iterable[PayloadKey] = wanted
@@ -87,7 +88,10 @@ class Lookup:
         return contents
 
     def warm(self, wanted: Mapping[PayloadKey, None]) -> int:
-        """Makes cold payloads hot, and returns their number. Raises the error of a missing payload."""
+        """Makes some payloads hot, and returns the number of them that were cold.
+
+        Raises the error of the first payload that is missing or cannot be read.
+        """
         cold: dict[PayloadKey, tuple[Pointer, bool]] = {}
         for key, place in rows.places(self._supplier, wanted):
             if place is None:
@@ -129,7 +133,11 @@ class Lookup:
         return contents
 
     def _pointer(self, key: PayloadKey, place: Place) -> Pointer | DormouseError:
-        """Returns the place of a payload in an object, or an error if it does not exist or is unknown."""
+        """Returns the pointer to a cold payload, or an error.
+
+        The error is `PayloadNotFound` if there is no such payload. Otherwise the object's index cannot be
+        read.
+        """
         object_key, dictionaries = place.object_key, place.dictionaries or {}
         if object_key is None:
             return PayloadNotFound(f"there is no payload {key}")
@@ -158,7 +166,10 @@ _FUNCTIONS = {
     "find": "dormouse.find_payloads",
     "delete": "dormouse.delete_payloads",
 }
-"""The functions that the role of an application must be allowed to call, by the name of the query."""
+"""The SQL functions that each query calls, by the name of the query.
+
+The database role of an application must have the right to execute them.
+"""
 
 
 class ApplicationPayloads:
@@ -187,7 +198,9 @@ class ApplicationPayloads:
     def places(
         self, conn: psycopg.Connection[Any], keys: Iterable[PayloadKey]
     ) -> Iterator[tuple[PayloadKey, Place | None]]:
-        """Yields the place of each payload as the transaction of `conn` sees it, or None for dropped days.
+        """Yields each key with the place of its payload, as the transaction of `conn` sees it.
+
+        The place is None if the day was dropped.
 
         Raises the errors of `put`.
         """
@@ -207,7 +220,7 @@ class ApplicationPayloads:
     def _rows(
         self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
     ) -> list[Sequence[Any]]:
-        """Returns the rows of a query, executed within a savepoint."""
+        """Executes a query within a savepoint of the transaction of `conn`, and returns its rows."""
         values = {**values, "instance": self._instance_id()}
         with _savepoint(conn, name) as cursor:
             return list(cursor.execute(_QUERIES[name].on(), values).fetchall())
@@ -226,7 +239,7 @@ class ApplicationPayloads:
 
 
 def check_connection(conn: object) -> None:
-    """Raises `InvalidInput` unless a connection of psycopg has a transaction, or begins one by itself."""
+    """Raises `InvalidInput` unless `conn` is a psycopg connection in a transaction or without autocommit."""
     if not isinstance(conn, psycopg.Connection):
         raise InvalidInput(
             f"conn must be a psycopg.Connection, not {type(conn).__qualname__}: with another driver, call "
@@ -309,7 +322,7 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Stores a payload, in place of one with the same key. `content` is any JSON value, also None.
+        """Stores a payload, and replaces a payload with the same key. `content` is any JSON value, also None.
 
         `conn` is a connection of the application to the instance's database. With it, the payload is stored
         in the connection's transaction: until the commit, only `get` with the same `conn` finds it. An error
@@ -326,9 +339,9 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Stores payloads (tenant, id, inserted_at, kind, content), all or none; for equal keys, the last.
+        """Stores all payloads or none. Each is a tuple (tenant, id, inserted_at, kind, content).
 
-        `conn` and the errors are those of `put`.
+        If several payloads have the same key, stores the last one. `conn` and the errors are those of `put`.
         """
         contents: dict[PayloadKey, str] = {}
         for given in payloads:
@@ -351,8 +364,8 @@ class PayloadStore:
     ) -> Any:
         """Returns the content of a payload.
 
-        With `conn`, returns it as the transaction of the application sees it, with its own writes and
-        deletions. Objects are read outside of the transaction.
+        With `conn`, returns the content as the transaction of the application sees it, with its own writes
+        and deletions. Objects are read outside of the transaction.
 
         Raises:
 
@@ -374,7 +387,7 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> dict[PayloadKey, Any]:
-        """Returns the content of each key, or the error that `get` would raise. `conn` is that of `get`.
+        """Returns for each key the content, or the error that `get` would raise. `conn` is that of `get`.
 
         Raises `InvalidPayload`, and with `conn` the errors of `put` about the connection.
         """
@@ -403,7 +416,10 @@ class PayloadStore:
         *,
         conn: psycopg.Connection[Any] | None = None,
     ) -> None:
-        """Deletes the payloads that exist, all or none. `conn` and the errors are those of `delete`."""
+        """Deletes the payloads of all keys or none. Skips keys that have no payload.
+
+        `conn` and the errors are those of `delete`.
+        """
         wanted = set(map(checked, keys))
         self._check_writable()
         if conn is not None:
@@ -423,8 +439,8 @@ class PayloadStore:
 
         Without `day`, moves each day that has been over for `DORMOUSE_PAYLOADS_HOT_SECONDS`. Several
         processes can work on different days at the same time. A process that is killed, or stops after
-        `seconds_max`, loses nothing: the next call goes on from there. With `dry_run`, only reports the days.
-        `progress` is called with the number of payloads done in the present day, and None.
+        `seconds_max`, loses nothing: the next call continues its work. With `dry_run`, only reports the days.
+        `progress` is called with the number of payloads moved in the present day, and None.
 
         With `day`, raises `InvalidInput` if the day is not over or does not exist, `PayloadExpired`,
         `PayloadDayBusy`, `PayloadsDiffer` and `ObjectStoreError`. Without it, errors are in the report.
@@ -442,8 +458,9 @@ class PayloadStore:
     ) -> OffloadReport:
         """Makes a day's objects blocks: PostgreSQL then keeps one row for each object, not for each payload.
 
-        Without `day`, folds each day that was offloaded a week ago or earlier. Later writes to such a day
-        stay in rows until it is folded again. Raises the errors of `offload`.
+        Without `day`, folds each offloaded day that is more than a week old, and each folded day with many
+        new rows. Later writes to a folded day stay in rows until the day is folded again. Raises the errors
+        of `offload`.
         """
         self._check_writable()
         return cooling.fold(self._tools(seconds_max, progress), day)
@@ -454,10 +471,13 @@ class PayloadStore:
         *,
         progress: Progress = no_progress,
     ) -> int:
-        """Moves the payloads of a day, or of some keys, back into PostgreSQL. Returns the number moved.
+        """Moves the payloads of a day, or of some keys, back into PostgreSQL.
 
-        A day stays hot for at least a day. Raises `InvalidInput`, `PayloadExpired` and `PayloadDayBusy`. With
-        keys raises the errors of `get`; keys before the failing one may be hot by then.
+        Returns the number of moved payloads.
+
+        A rehydrated day stays hot for at least 24 hours. Raises `InvalidInput`, `PayloadExpired` and
+        `PayloadDayBusy`. With keys, raises the errors of `get`. Some of the other payloads may then be hot
+        already.
         """
         self._check_writable()
         if isinstance(what, date):
@@ -469,9 +489,9 @@ class PayloadStore:
     ) -> PayloadVerification:
         """Reads all objects of a day, and compares them with the day's pointers or blocks.
 
-        With `rebuild`, first makes lost pointers and blocks again from the objects. Pointers to objects that
-        no longer exist then lead to other objects with the same payloads: `recovered` counts these, and
-        `problems` lists what is lost. If all pointers to an object were lost, its deleted payloads reappear.
+        With `rebuild`, first restores lost pointers and blocks from the objects. Pointers to objects that no
+        longer exist then lead to other objects with the same payloads. `recovered` counts these payloads, and
+        `problems` lists lost objects. If all pointers to an object were lost, its deleted payloads reappear.
         """
         if rebuild:
             self._check_writable()
@@ -479,10 +499,10 @@ class PayloadStore:
         return verify(self._tools(progress=progress), day, rebuild=rebuild)
 
     def expire(self, before: date, dry_run: bool = False) -> tuple[list[date], list[date]]:
-        """Drops the days before a date and marks their objects for deletion; with `dry_run` only lists them.
+        """Drops the days before a date and marks their objects for deletion. With `dry_run`, drops nothing.
 
-        Returns the dropped days, and the days that were too busy to be dropped now. Raises `InvalidInput` for
-        days that are not over.
+        Returns two lists: the days that were dropped, or would be with `dry_run`, and the days that were too
+        busy. Raises `InvalidInput` if a day before the date is not over.
         """
         cooling.check_day(before)
         if before > (today := rows.DAYS.today(self._supplier)):
@@ -492,19 +512,22 @@ class PayloadStore:
         return expire(self._supplier, before, dry_run=dry_run)
 
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
-        """Returns the days of payloads, the oldest first; with `expired`, also the days that were dropped."""
+        """Returns the days of payloads, the oldest first.
+
+        With `expired`, also returns the days that were dropped.
+        """
         return days(self._supplier, self._options.hot_seconds, expired=expired)
 
     def status(self) -> PayloadStatus:
-        """Returns the backlog of days to offload, and the rates of the last days."""
+        """Returns the number of days in each state, the backlog of days to offload, and the rates of work."""
         return status(self.days(), self._known, self._lookup.cold_reads)
 
     def collect(self, kept_seconds: float | None = None) -> Swept:
         """Deletes objects that no payload has needed for `kept_seconds` and that no hold keeps.
 
-        These are objects of expired days, of workers that died, and objects that a fold replaced. The default
-        is `DORMOUSE_OBJECTS_KEPT_SECONDS`, a day. Objects are kept for at least 15 minutes, for readers.
-        Raises `InvalidInput`.
+        These are objects of expired days, of workers that died, and objects that a fold replaced. By default,
+        `kept_seconds` is the setting `DORMOUSE_OBJECTS_KEPT_SECONDS`, which is a day by default. Each object
+        is kept for at least 15 minutes, because readers may still use it. Raises `InvalidInput`.
         """
         if kept_seconds is None:
             kept_seconds = self._options.kept_seconds
@@ -516,7 +539,8 @@ class PayloadStore:
     def recover(self) -> list[str]:
         """Changes pointers to lost objects so that they lead to other objects with the same payloads.
 
-        Adoptions do so, too. Returns a line for each day that had such pointers, with the result.
+        An adoption also does this. Returns a line of text for each day that had lost objects, with the
+        result.
         """
         self._check_writable()
         return recover_pointers(self._tools())
@@ -524,10 +548,11 @@ class PayloadStore:
     def maintain(
         self, *, seconds_max: float | None = None, retention_days: int | None = None
     ) -> PayloadRound:
-        """Does all work that is due: makes days ahead, drops, offloads and folds days, and deletes objects.
+        """Does all payload work that is due, and returns the results.
 
-        Drops days older than `retention_days`. A part that fails is in `errors` of the result, and does not
-        stop the others.
+        Creates the partitions of the coming days, drops days older than `retention_days`, offloads days,
+        folds days, and deletes unneeded objects. A part that fails is in `errors` of the result, and does not
+        stop the other parts.
         """
         self._check_writable()
         return cooling.run_round(self._tools(seconds_max), retention_days)

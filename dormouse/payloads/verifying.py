@@ -1,4 +1,4 @@
-"""The check that a day's objects have the payloads of its pointers and blocks."""
+"""The check that the objects of a day contain the payloads to which its pointers and blocks refer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _QUERIES = load(__package__ or "", "verifying")
 
 @dataclass(frozen=True, slots=True)
 class DamagedObject:
-    """An object that is not what was written, or one payload in it; `detail` describes the fault."""
+    """An object, or one payload in an object, that is not what was written.
+
+    `key` is the key of the payload, or None for a whole object. `detail` describes the fault.
+    """
 
     object_key: str
     key: PayloadKey | None
@@ -43,12 +46,13 @@ class DamagedObject:
 
 @dataclass(frozen=True, slots=True)
 class PayloadVerification:
-    """The results of a day's check, with the first hundred `problems`.
+    """The results of a day's check.
 
-    - `rebuilt`: the objects that have pointers or are blocks only since the rebuild.
-    - `recovered`: the payloads of lost objects that were found in other objects.
-    - `without_pointer`: the payloads in the day's objects without a pointer. They were deleted or replaced
-      since, or a copy is not done, or their pointers were lost.
+    - `problems`: at most the first hundred problems.
+    - `rebuilt`: the number of objects that the rebuild has brought into use, as blocks or by pointers.
+    - `recovered`: the number of payloads of lost objects that were found in other objects.
+    - `without_pointer`: the number of payloads in the day's objects that have no pointer. Such a payload was
+      deleted or replaced, its pointer was lost, or a copy has not finished.
     """
 
     day: date
@@ -89,7 +93,7 @@ class _Done:
 
 
 def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerification:
-    """Reads and checks every object of a day. With `rebuild`, first makes lost pointers and blocks again.
+    """Reads and checks every object of a day. With `rebuild`, first restores lost pointers and blocks.
 
     If all pointers to an object were lost, its deleted payloads reappear.
     """
@@ -147,7 +151,7 @@ def _missing(tools: Tools, day_object: DayObject) -> str:
 
 
 def _entries(data: bytes, index: Index) -> Iterator[tuple[Entry, str | None]]:
-    """Yields each entry of an object, with its fault or None."""
+    """Yields each entry of an object with a description of its fault, or with None if it has no fault."""
     decompressors: dict[str, Any] = {}
     for entry in index:
         kind = entry.key.kind
@@ -163,7 +167,7 @@ def _entries(data: bytes, index: Index) -> Iterator[tuple[Entry, str | None]]:
 
 
 def _pointers(tools: Tools, day_object: DayObject, entries: Mapping[PayloadKey, Entry], done: _Done) -> None:
-    """Compares the pointers to an object with its entries."""
+    """Compares the pointers to an object with its entries, and records differences in `done`."""
     query = _QUERIES["pointers"].on(day=DAYS.name(day_object.first.day))
     try:
         rows = run_transaction(

@@ -48,30 +48,30 @@ from dormouse.postgres.session import (
 logger = logging.getLogger(__name__)
 
 OPEN_SECONDS_MAX = 3600.0
-"""The age after which a connection is not kept: a backend's caches grow with every table that it uses."""
+"""The age after which a connection is closed, because a backend's caches grow with each table it uses."""
 
 CHECK_AFTER_IDLE_SECONDS = 1.0
-"""The rest after which a connection is checked by a round trip before it is lent again."""
+"""The idle time after which a connection is checked by a round trip before it is lent again."""
 
 DAMAGES = (errors.DataCorrupted, errors.IndexCorrupted, errors.IoError, errors.UndefinedFile)
-"""Errors of a page that is corrupt or cannot be read, or of a missing file."""
+"""The errors that report damaged storage: a page that is corrupt or cannot be read, or a missing file."""
 
 _QUERIES = load(__package__, "connection")
 
 DURABLY = _QUERIES["durably"]
-"""A statement that makes its transaction wait for the disk, with all commits before it."""
+"""A statement that makes its transaction's COMMIT wait until this and all earlier commits are on disk."""
 
 
 class Cuts(Protocol):
     """An object whose connections can be cut: `Lines` or a supplier."""
 
     def cut(self, threads: Collection[int]) -> bool:
-        """Cuts connections that are lent to these threads (by id); returns whether there are some."""
+        """Cuts the connections that are lent to these threads (by id); returns whether there were any."""
         ...
 
 
 class Grace:
-    """A context that cuts the connections of some threads when a time after `begin` is over."""
+    """A context that cuts the connections of some threads, so many seconds after `begin`."""
 
     def __init__(self, lines: Cuts, seconds: float, threads: Collection[int]) -> None:
         self._lines = lines
@@ -119,10 +119,11 @@ class _Waiter:
 
 
 class Pool:
-    """At most `size_max` connections, opened by the borrower, closed after `idle_seconds_max` of rest.
+    """A pool of at most `size_max` connections, which are closed after `idle_seconds_max` without use.
 
-    A slot is a connection, lent or idle, or the right to open one. While the server has no connection to
-    spare, the borrower with that right retries, and meanwhile accepts a connection that comes back.
+    The pool has `size_max` slots. A slot holds a connection, lent or idle, or the right to open one.
+    Borrowers open connections themselves. While the server accepts no more connections, the borrower tries
+    again, or takes a connection that another borrower gives back.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Pool:
         self._closes_idle_ones = False
 
     def take(self, deadline: float) -> Connection:
-        """Returns a connection before `deadline` (of the monotonic clock); a rested one may have died.
+        """Returns a connection before `deadline` (of the monotonic clock); an idle one may have died.
 
         Raises PoolTimeout, PoolClosed, and the errors of `open_connection` (Unavailable after the deadline).
         """
@@ -319,7 +320,7 @@ def _end_transaction(conn: Connection) -> None:
 
 
 class Supplier(Protocol):
-    """A lender of connections, which are in autocommit mode, in UTC, and find the schema `dormouse`."""
+    """A lender of connections in autocommit mode, with time zone UTC and search path `dormouse`."""
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[TupleRow]]:
         """Lends a connection until the context ends.
@@ -436,7 +437,7 @@ class ConnectionSupplier:
         return made
 
     def scanning(self) -> ConnectionSupplier:
-        """Returns a similar supplier in whose sessions even single statements may scan, as with `scans`.
+        """Returns a similar supplier, in whose sessions the planner may scan, hash and merge.
 
         Sessions of a pooler stay unchanged.
         """
@@ -445,7 +446,7 @@ class ConnectionSupplier:
         return made
 
     def is_standby(self) -> bool:
-        """Returns whether the server is a standby, as far as it reports this: it then accepts only reads."""
+        """Returns whether the server reports that it is a standby, which accepts only reads."""
         with self.connection() as conn:
             return conn.info.parameter_status("in_hot_standby") == "on"
 
@@ -459,9 +460,9 @@ class ConnectionSupplier:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Prepares to close the supplier: from now on nothing waits for a server or starts one.
+        """Prepares to close the supplier: from now on, no borrower waits for a server or starts one.
 
-        If the server does not answer a statement of this thread within the block, the wait is bounded.
+        Within the block, this thread waits at most `END_SECONDS_MAX` for the server's answers.
         """
         self._wait_seconds_max, self._revive = 0.0, lambda: False
         with Grace(self, END_SECONDS_MAX, [threading.get_ident()]) as grace:
@@ -539,7 +540,11 @@ class ConnectionSupplier:
         conn.limits = self._limits_of(dict(zip(usual, limits, strict=True)), usual, is_own=is_own)
 
     def _limits_of(self, set_by: Mapping[str, int | None], usual: Limits, *, is_own: bool) -> SessionLimits:
-        """Returns the limits of a session, given those that the role and the server gave it."""
+        """Returns the limits of a session.
+
+        `set_by` has the limits that the role or the server set, or None. `is_own` is false behind a pooler
+        or an RDS Proxy.
+        """
         own = {name: limit for name, limit in set_by.items() if limit is not None}
         # `roles.make_roles` gives roles the limits of SHORT, which must not bound other kinds
         highest = {name: 0 if limit == SHORT[name] else limit for name, limit in own.items()}

@@ -31,7 +31,7 @@ class DayPartitions:
         return f"{self.table}_{day.isoformat().replace('-', '')}"
 
     def may_roll(self, supplier: Supplier) -> bool:
-        """Returns whether the session may drop partitions, as the owner of the table may."""
+        """Returns whether the session has the rights of the table's owner, and so may drop partitions."""
         return bool(self._column(supplier, "may_roll")[0])
 
     def today(self, supplier: Supplier) -> date:
@@ -52,14 +52,17 @@ class DayPartitions:
         conn.execute(_QUERIES["drop_day"].on(day=self.name(day)))
 
     def make(self, supplier: Supplier, days: Iterable[date]) -> None:
-        """Makes the partitions of days. If a lock is busy, a later call makes the partition."""
+        """Makes the partitions of days. Skips a day if another process holds a lock; call it again later."""
         for day in days:
             self.attempt(supplier, partial(self.add, day=day))
 
     def attempt(
         self, supplier: Supplier, work: Callable[[psycopg.Connection[Any]], None], *, attempts: int = 1
     ) -> bool:
-        """Runs work that briefly needs a partition or the table alone; returns False if it was busy."""
+        """Runs work that briefly locks a partition or the whole table; returns False if all attempts fail.
+
+        An attempt fails if a lock is busy, or another process made or dropped the partition meanwhile.
+        """
         for _ in tries(tries_max=attempts, pause=0):
             try:
                 run_transaction(supplier, work, lock_ms=LOCK_WAIT_MS_MAX, operation=f"days of {self.table}")
@@ -74,5 +77,5 @@ class DayPartitions:
 
 
 def days_ahead(today: date) -> set[date]:
-    """Returns the days whose partitions are made ahead."""
+    """Returns the days whose partitions should exist already: today and the next few."""
     return {today + timedelta(days=n) for n in range(DAYS_AHEAD)}

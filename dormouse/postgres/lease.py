@@ -4,7 +4,7 @@ The module that uses a lease has the SQL that takes, renews, releases and fences
 
 - `Pulse`: the thread that renews. Only the database ends a lease. While it does not answer, it gives the
   lease to no other process, so an outage loses nothing.
-- `wait_for`: the wait for a lease that another process has.
+- `wait_for`: a function that waits for a lease that another process has.
 - `Lease`: a row with a token. Each transaction of the work checks the token. A holder that was frozen for
   longer than the lease finds another token and commits nothing.
 - `SessionLock`: a lock that ends with a session of the database.
@@ -53,14 +53,14 @@ PULSES = 4
 """The number of renewals of a lease within its duration."""
 
 PULSES_A_LIMIT = 3
-"""The number of statements of a holder within the time after which PostgreSQL would end its session."""
+"""The number of statements that a `SessionLock` sends within the session's limit of idle time."""
 
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 logger = logging.getLogger(__name__)
 
 
 class Pulse(threading.Thread):
-    """A thread that does some work, such as a renewal, every so many seconds while a block runs.
+    """A thread that repeats some work, such as a renewal, every `seconds` while the block of `with` runs.
 
     If the work returns False, the lease is lost: `is_lost` is set, `lost` is called, and the thread ends. If
     the work raises, the error is logged, and the work is retried after the next pause.
@@ -71,7 +71,7 @@ class Pulse(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.seconds = seconds
-        """The pause between two runs of the work, in seconds; infinite: only `now` runs it."""
+        """The pause between two runs of the work, in seconds. If it is infinite, only `now` starts a run."""
         self.is_lost = False
         self._work = work
         self._lost = lost
@@ -112,7 +112,7 @@ class Pulse(threading.Thread):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it, and waits for a run under way, at most `END_SECONDS_MAX`."""
+        """Closes the pulse, and waits for a run under way, at most `END_SECONDS_MAX`."""
         self.close()
         if self._working.acquire(timeout=END_SECONDS_MAX):
             self._working.release()
@@ -138,27 +138,27 @@ def this_holder() -> str:
 
 
 def held_by(holder: str, does: str, until: datetime) -> str:
-    """Returns the message for a lease that is held until a time, or longer if its holder renews it."""
+    """Returns an error message: `holder` has the lease until a time, or longer if it renews the lease."""
     return f"worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; try again later"
 
 
 @dataclass(eq=False)
 class Lease:
-    """A lease that is a row of the database, with a token.
+    """A lease that is a row of the database, with a token that identifies the holder.
 
-    The queries `renew` and `fence`, or queries used in their place, return no row if another holder has the
-    lease.
+    The queries `renew` and `fence`, and any queries used instead, must return no row if another holder has
+    the lease.
     """
 
     supplier: Supplier
     kind: str
     name: str
-    """The name of the leased thing, for logs; `kind` names it in errors and metrics."""
+    """The name of the leased thing, for logs. `kind` is the kind of thing, for errors and metrics."""
     queries: Queries
     values: Mapping[str, Any]
     """The values for each query: the leased thing, the token and `lease_seconds`."""
     lost: Callable[[], DormouseError]
-    """Makes the error to raise when another holder has the lease."""
+    """A function that makes the error to raise when another holder has the lease."""
 
     def execute(self, query: str, *, lock_ms: int | None = None, **values: Any) -> list[Any]:
         """Runs one of the queries as its own transaction, and returns its rows."""
@@ -175,7 +175,7 @@ class Lease:
         return self.must(conn.execute(self.queries[query].on(), {**self.values, **values}).fetchall())
 
     def must(self, rows: list[Any]) -> list[Any]:
-        """Returns the rows, which only the holder gets. Raises `lost()` if there are none."""
+        """Returns the rows of a query that returns rows only to the holder. Raises `lost()` if none came."""
         if not rows:
             raise self.lost()
         return rows
@@ -192,15 +192,14 @@ class Lease:
 
 
 class SessionLock:
-    """A lock that `query` takes in a transaction that stays open for as long as the work goes on.
+    """A lock that `query` takes in a transaction, which stays open until the end of a `with` block.
 
-    Even through a pooler, a transaction keeps its session; between statements it keeps no snapshot. The lock
-    ends with the session, for example when the server restarts, so the holder calls `check` before each unit
-    of work. A pulse sends a statement every `KEPT_PULSE_SECONDS`, or sooner if the role has a lower limit. A
-    frozen process sends none, so PostgreSQL ends its session.
+    Even a pooler keeps a transaction in one session. Between its statements, the transaction has no snapshot.
+    The lock ends with the session, for example when the server restarts, so the holder calls `check` before
+    each unit of work. A thread sends a statement every `KEPT_PULSE_SECONDS`, or more often if the role has a
+    low limit of idle time. A frozen process sends nothing, so PostgreSQL ends its session.
 
-    The lock is released at the end of a `with` block. `lost` makes the error to raise when another session
-    may have the lock.
+    `lost` makes the error to raise when another session may have the lock.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class SessionLock:
         return self._is_taken
 
     def is_held(self) -> bool:
-        """Returns whether the session that took the lock still lives, by a round trip."""
+        """Asks the server, and returns whether the session that took the lock still exists."""
         return self._is_taken and self._conn is not None and _answers(self._conn)
 
     def check(self) -> None:
@@ -278,7 +277,7 @@ class SessionLock:
         self.release()
 
     def release(self) -> None:
-        """Ends the session's transaction, and with it the lock. A lost session is no error."""
+        """Ends the session's transaction, which releases the lock. Raises nothing if the session was lost."""
         self._conn, self._is_taken = None, False
         with suppress(psycopg.Error):
             self._lent.close()
@@ -307,18 +306,18 @@ def _kept(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 MARGIN_SECONDS = 60.0
-"""The time that the clock may go back unnoticed; a lease may last that much longer."""
+"""The time by which the clock may go back without correction; a lease may then last that much longer."""
 
 ROW_LOCK_SECONDS = 30.0
 PAYLOAD_DAY_SECONDS = 60.0
 WORKER_SECONDS = 30.0
-"""The lease of a worker that asked for no other duration."""
+"""The default lease of a worker."""
 
 WORKER_IDLE_SECONDS = 60.0
-"""The extra time of the lease of a worker without jobs."""
+"""The time that is added to the lease of a worker that has no jobs."""
 
 WORKER_ASLEEP_SECONDS = 86_400.0
-"""The extra time of the lease of a worker without a connection."""
+"""The time that is added to the lease of a worker that has closed its connection."""
 
 COMPACTION_SECONDS = 6 * 3_600.0
 RUN_SECONDS = 2 * 86_400.0
@@ -327,10 +326,13 @@ RUN_SECONDS = 2 * 86_400.0
 HOLD_SECONDS = 900.0
 METADATA_BACKUP_SECONDS = 2 * 86_400.0
 HOLD_MARGIN_SECONDS = 600.0
-"""A hold also covers files that lost their last reference up to so long before it began."""
+"""The time before a hold's beginning that the hold also covers.
+
+Files that lost their last reference in this time stay, too.
+"""
 
 REPORTED_SECONDS = 7 * 86_400.0
-"""The time for which a jump is reported."""
+"""The time for which `clock_jumps` reports a jump."""
 
 _SPANS = {
     "margin": MARGIN_SECONDS,
@@ -368,9 +370,9 @@ _TIMES = (
 
 @dataclass(frozen=True, slots=True)
 class ClockJump:
-    """A detected jump of the database's clock; `seconds` is the least that the clock went back.
+    """A detected jump of the database's clock: it went back by at least `seconds`.
 
-    `leases` is the number of leases that were restarted, because they were given under the wrong clock.
+    `leases` is the number of leases that were shortened, because they were written under the wrong clock.
     `times` is the number of other times that were set to `found_at`.
     """
 
@@ -389,9 +391,9 @@ class ClockJump:
 
 
 def restart_leases(supplier: Supplier) -> ClockJump | None:
-    """Restarts the leases that a wrong clock made too long, and corrects the times that it wrote.
+    """Shortens the leases, and corrects the times, that were written while the database's clock was ahead.
 
-    Returns the jump, or None if no lease and no time is too far ahead. One short statement checks that.
+    Returns the jump of the clock. Returns None, after one short statement, if no stored time is too late.
     """
     if (
         run_lookup(supplier, rows_of(_QUERIES["seconds_ahead"], _SPANS), operation="read leases")[0][0]
@@ -419,6 +421,6 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
 
 
 def clock_jumps(supplier: Supplier) -> list[ClockJump]:
-    """Returns the jumps of the last week, the latest first."""
+    """Returns the jumps of the clock that were found in the last week, the latest first."""
     work = rows_of(_QUERIES["jumps"], {"seconds": REPORTED_SECONDS, "margin": MARGIN_SECONDS})
     return [ClockJump(*row) for row in run_lookup(supplier, work, operation="find clock jumps")]

@@ -40,9 +40,9 @@ class Listening:
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[TupleRow]]:
-        """Lends the connection, and keeps it for later. Raises InstanceError after it was cut.
+        """Lends the connection, and keeps it open for the next borrower.
 
-        Raises the errors of `Supplier.connection`.
+        Raises InstanceError if the connection was cut, and the errors of `Supplier.connection`.
         """
         self._asking_since, self._asked_by = time.monotonic(), threading.get_ident()
         try:
@@ -63,9 +63,9 @@ class Listening:
             self._asking_since = None
 
     def end_soon(self) -> None:
-        """Bounds the waits for the server from now on to `END_SECONDS_MAX`.
+        """Limits each wait for the server, from now on, to `END_SECONDS_MAX`.
 
-        After that, the thread that waits for an answer gets an error, and no other connection is lent.
+        After a longer wait, the waiting thread gets an error, and no other connection is lent.
         """
         if self._ending is None:
             self._ending = threading.Thread(target=self._watch, name="dormouse-line", daemon=True)
@@ -73,7 +73,7 @@ class Listening:
 
     @property
     def is_cut(self) -> bool:
-        """True if the server did not answer in time; no connection is lent then."""
+        """True if the server did not answer in time, after `end_soon`. No connection is lent any more."""
         return self._is_cut
 
     def _watch(self) -> None:
@@ -92,7 +92,10 @@ class Listening:
             raise InstanceError("the database does not answer, and this worker is being stopped")
 
     def wait(self, seconds: float) -> list[str]:
-        """Waits for a notification or for `wake`; returns the payloads. A dead connection ends it, too."""
+        """Waits for a notification, for `wake` or for the connection's end, at most so many seconds.
+
+        Returns the payloads of the notifications that arrived.
+        """
         if heard := self._heard():
             return heard
         poll = select.poll()
@@ -106,7 +109,7 @@ class Listening:
         return self._heard()
 
     def wake(self) -> None:
-        """Ends the present `wait`, or the next one."""
+        """Ends the present `wait`, or the next one if no thread waits now."""
         with suppress(OSError):  # it is full of wake-ups, or closed
             self._waker.send(b"w")
 

@@ -35,7 +35,10 @@ _SETTLING = (
     ("knows_schemas", ("renumber_schemas",)),
     ("knows_incarnations", ("note_copy",)),
 )
-"""The steps for a copied database, in order: a query, and the statements to run if it returns true."""
+"""The steps that correct a copied database, in order.
+
+Each step is the name of a query, and the names of the statements to run if the query returns true.
+"""
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,20 @@ from psycopg.pq import ExecStatus, Format
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 WALKS_ARRAYS = 17_00_00
-"""The version since which one walk through an index finds all values of an array, whatever the statistics."""
+"""The version of PostgreSQL since which one index scan finds all values of an array efficiently.
+
+It does so whatever the table's statistics are.
+"""
 
 PREPARED_MAX = 2_000
-"""The limit of prepared statements of a connection: about twenty for a table, for a committer's many tables.
-"""
+"""The limit of prepared statements of a connection. A committer of many tables has about 20 for each."""
 
 
 class Statement:
-    """A query that is translated only once. psycopg would translate its named parameters at each execution.
+    """A query whose named parameters are translated only once, and not by psycopg at each execution.
 
-    `older` is sent to servers before `WALKS_ARRAYS`, with the same parameters in the same order.
+    `older` is the query for servers of versions before `WALKS_ARRAYS`. Its parameters must be the same, in
+    the same order.
     """
 
     def __init__(self, query: sql.Composable, *, older: sql.Composable | None = None) -> None:
@@ -54,7 +57,7 @@ class Statement:
         self._older = self._text if older is None else _numbered(older)[0]
 
     def execute(self, conn: psycopg.Connection[Any], values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
-        """Runs the statement with the values that it names."""
+        """Runs the statement with those of the values that its parameters name."""
         cursor = psycopg.RawCursor(conn)
         return cursor.execute(self.text(conn), self.given(values), prepare=True)
 
@@ -63,7 +66,7 @@ class Statement:
         return [values[name] for name in self._names]
 
     def text(self, conn: psycopg.Connection[Any]) -> bytes:
-        """Returns the text for the version of this server."""
+        """Returns the statement's text for the version of the connection's server."""
         return self._text if conn.pgconn.server_version >= WALKS_ARRAYS else self._older
 
 
@@ -107,7 +110,8 @@ class UuidsTextDumper(Dumper):
 class UuidsDumper(Dumper):
     """An adapter that writes the binary format that `array_recv` reads.
 
-    The format is: dimensions, null flag, type; length, lower bound; elements.
+    The format is a header (number of dimensions, null flag, element type), then the length and lower bound,
+    then the elements.
     """
 
     format = Format.BINARY
@@ -273,13 +277,13 @@ def _quoted(path: IdentifierPath) -> str:
 
 Call = tuple[Statement, Mapping[str, Any]]
 Key = tuple[bytes, tuple[int, ...]]
-"""A statement's text, and the types of its values."""
+"""A statement's text, and the type ids of its values."""
 Answer = list[tuple[Any, ...]] | psycopg.Error
 
 
 @dataclass(slots=True, weakref_slot=True)
 class _Prepared:
-    """The names of the prepared statements of a connection, oldest first."""
+    """The prepared statements of a connection: their names on the server, oldest first."""
 
     names: dict[Key, bytes] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
@@ -289,10 +293,11 @@ _prepared: WeakKeyDictionary[psycopg.Connection[Any], _Prepared] = WeakKeyDictio
 
 
 def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[Answer]:
-    """Executes statements in order, each as its own transaction; `conn` is in autocommit mode.
+    """Executes statements in order, each as its own transaction. `conn` must be in autocommit mode.
 
-    Returns for each statement its rows after the commit, or its error. Raises errors of iterating over
-    `calls`. If the connection dies, raises OperationalError and closes it: the outcomes are then unknown.
+    Returns, for each statement, its rows or its error. Its commit has ended then. Errors of iterating over
+    `calls` propagate. If the connection dies, raises OperationalError and closes the connection. The outcomes
+    are unknown then.
     """
     made: list[Call] = []
     found = _answers(conn, calls, made)
@@ -304,7 +309,7 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[A
 
 
 def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Call]) -> list[Answer]:
-    """Returns the answers of calls, and appends the calls to `made`."""
+    """Returns the answers to `calls`, and appends each call to `made`, because `calls` may be an iterator."""
     try:
         conn.pgconn.enter_pipeline_mode()
         pipeline = _Pipeline(conn)
@@ -329,7 +334,7 @@ class _Pipeline:
         self._adapters = Transformer(conn)
         self._prepared = _prepared.setdefault(conn, _Prepared())
         self._prepared_at: dict[int, Key] = {}
-        """The statements being prepared, by the number of the call that prepares them."""
+        """The statements that the server is preparing, by the number of the call that needs them."""
         self._keys: list[Key] = []
         self._answer: Answer = []
         self.sent = 0

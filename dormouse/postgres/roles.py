@@ -96,9 +96,9 @@ def let_make_tables(conn: psycopg.Connection[Any]) -> None:
 
 
 def adopt(conn: psycopg.Connection[Any]) -> int:
-    """Gives objects of the schema that other roles own to its role; returns their number.
+    """Makes the schema's role the owner of all objects in the schema; returns how many had other owners.
 
-    Each is a transaction of its own, because thousands of locks at once are too many.
+    Each object is changed in a transaction of its own, because thousands of locks at once are too many.
     """
     statements = [text for (text,) in conn.execute(_QUERIES["owned_by_others"].on()).fetchall()]
     for text in statements:
@@ -107,7 +107,7 @@ def adopt(conn: psycopg.Connection[Any]) -> int:
 
 
 def acting_as_schema(dsn: str) -> str:
-    """Returns the DSN with sessions that act as the owner of the schema."""
+    """Returns the DSN with a setting that makes its sessions act as the owner of the schema."""
     given = parameters(dsn)
     return make_conninfo("", **{**given, "options": f"{given.get('options') or ''} -c role={SCHEMA_ROLE}"})
 
@@ -120,14 +120,14 @@ def grant(supplier: Supplier) -> None:
 
 @contextmanager
 def alone(supplier: Supplier) -> Iterator[psycopg.Connection[Any]]:
-    """Yields a connection, while no other process brings this database up to date."""
+    """Yields a connection under a lock, so that one process at a time makes roles and migrates."""
     with supplier.connection() as conn, locked(conn, _QUERIES):
         yield conn
 
 
 @contextmanager
 def privileged() -> Iterator[None]:
-    """Raises InstanceError with advice if the session lacks a right that the block needs."""
+    """Converts the error for a missing right, in the block of `with`, to InstanceError with advice."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:

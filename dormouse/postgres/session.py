@@ -47,27 +47,27 @@ TRANSACTION = "transaction_timeout"
 
 # fmt: off
 SHORT = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 30 * _MINUTE}
-"""Commits, row changes, cuts, claims, leases: a series of statements that find rows by keys."""
+"""The limits for commits, row changes, cuts, claims and leases: statements that find rows by keys."""
 
 COMMIT = {IDLE: 15 * _SECOND, LOCK: 3 * _SECOND, TRANSACTION: 5 * _MINUTE}
-"""A committer's batch. It waits briefly for a lock, so that one busy table does not stop the others."""
+"""The limits for a committer's batch, with short waits for locks: one busy table stops no others."""
 
 ALONE = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""Deletions, conversions, drops, changes of columns, migrations. One statement may rewrite a whole table."""
+"""The limits for deletions, conversions, drops and migrations: one statement may rewrite a whole table."""
 
 LONG = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
-"""Splits, restores, scans, snapshots. Between statements, the process computes with the rows that it read."""
+"""The limits for splits, restores and scans: the process computes with rows between its statements."""
 
 PAGED = {IDLE: 10 * _MINUTE, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 24 * _HOUR}
-"""Reads page by page. The reader may do other work between pages. These transactions lock no rows."""
+"""The limits for reads page by page, which lock no rows. The reader may do other work between pages."""
 
 KEPT = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 0}
-"""A lock for the length of a job; the process sends a statement every `KEPT_PULSE_SECONDS`."""
+"""The limits for a lock that a process keeps, with a statement every `KEPT_PULSE_SECONDS`."""
 # fmt: on
 
 KEPT_PULSE_SECONDS = 10.0
 MIGRATING_IDLE_MS_MAX = 15 * _MINUTE
-"""The limit on the silence of a process that keeps other processes from migrating."""
+"""The limit of idle time for a process that holds the lock of migrations."""
 
 PEER_SECONDS_MAX = 60
 """The time that either side of a connection waits for an acknowledgement of what it sent.
@@ -76,10 +76,10 @@ The server waits just as long for a client that reads nothing of a large answer.
 """
 
 PEER_OF_PAGES = "tcp_user_timeout"
-"""The setting that is raised while pages are copied out, because their reader may pause between pages."""
+"""The setting that is raised while the server copies rows out, because their reader may pause for long."""
 
 SCAN_SETTINGS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-"""The plans that sessions avoid, because the usual statements look rows up by keys."""
+"""The planner settings that sessions switch off, because the usual statements look rows up by keys."""
 
 SESSION_SETTINGS = {
     "search_path": "dormouse",  # pg_catalog is searched first, without being named
@@ -112,14 +112,14 @@ _CONNECTED = "00000"
 _CROWDED = ("53300", _CONNECTED)
 _RESTARTING = ("57P01", "57P02", "57P03")
 _INVALID_AUTHORIZATION = "28"
-"""The class of the SQLSTATEs of a refused login, whether by pg_hba.conf, password or PAM."""
+"""The class of the SQLSTATEs of a refused login, by pg_hba.conf, password or PAM."""
 
 _ERROR_RESPONSE = re.compile(
     rb'^B\t[^\t]*\tErrorResponse\t S "[^"]*" V "[^"]*" C "([0-9A-Z]{5})"', re.MULTILINE
 )
 
 SCHEME = "rds-iam"
-"""Aurora with IAM authentication: `rds-iam://user@host:5432/database?region=eu-west-1` as a DSN."""
+"""The scheme of a DSN for IAM authentication: `rds-iam://user@host:5432/database?region=eu-west-1`."""
 
 TOKEN_SECONDS = 900
 _PLACEHOLDER = "rds-iam in "
@@ -166,14 +166,14 @@ class SessionLimits:
     usual: Limits = field(default_factory=dict)
     """The limits of a transaction that names no kind of work."""
     highest: Limits = field(default_factory=dict)
-    """The limits that no kind of work exceeds: of the role, the server or the supplier; 0 is no limit.
+    """The limits that no kind of work may exceed, set by the role, the server or the supplier; 0 is no limit.
 
     It has an entry for every limit that the server knows, and no other.
     """
     in_force: Limits = field(default_factory=dict)
     """The limits that the session has outside of a transaction."""
     given: frozenset[str] = frozenset()
-    """The names of the limits that the supplier was given; the caller handles their errors."""
+    """The names of the limits that the caller gave to the supplier. The caller handles their errors."""
 
     def local(self, kind: Limits | None = None, *, lock_ms: int | None = None) -> str:
         """Returns the SQL after BEGIN that sets a kind's limits; empty if the session has them already."""
@@ -195,7 +195,11 @@ def lower(first: int, second: int) -> int:
 
 
 def to_conninfo(dsn: str) -> str:
-    """Returns the DSN as libpq reads it; for `rds-iam`, the region replaces the password."""
+    """Returns the DSN as a connection string of libpq.
+
+    An `rds-iam` DSN gets the region in place of a password; `with_token` then replaces it by a token.
+    Raises InvalidInput for an incomplete `rds-iam` DSN.
+    """
     if not dsn.startswith(f"{SCHEME}://"):
         return dsn
     parts = urlsplit(dsn)
@@ -213,12 +217,12 @@ def to_conninfo(dsn: str) -> str:
 
 
 def by_token(conninfo: str, region: str) -> str:
-    """Returns the connection string with IAM tokens in place of its password."""
+    """Returns the connection string, marked so that each login uses an IAM token instead of a password."""
     return make_conninfo(conninfo, password=_PLACEHOLDER + region)
 
 
 def with_token(conninfo: str) -> str:
-    """Returns the connection string with a fresh token. Raises InstanceError without AWS credentials."""
+    """Returns the connection string, with a fresh token if it is for IAM. Raises InstanceError."""
     if _PLACEHOLDER not in conninfo:
         return conninfo
     given = conninfo_to_dict(conninfo)
@@ -234,7 +238,7 @@ def with_token(conninfo: str) -> str:
 
 
 def is_by_rds_proxy(conninfo: str) -> bool:
-    """Returns whether an RDS Proxy is between, which keeps the clients' prepared statements apart."""
+    """Returns whether the connection leads through an RDS Proxy, which keeps prepared statements apart."""
     return _PLACEHOLDER in conninfo and _BY_PROXY in conninfo
 
 
@@ -263,14 +267,14 @@ def _token(host: str, port: str, user: str, region: str) -> str:
 
 @cache
 def _session() -> Any:
-    """Returns the session of AWS, which caches credentials and refreshes them."""
+    """Returns a session of botocore, which caches and refreshes the AWS credentials."""
     import botocore.session
 
     return botocore.session.get_session()
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A connection that knows its thread, and when it was opened and last returned (`time.monotonic`)."""
+    """A connection with its thread, and the times (`time.monotonic`) of its opening and last return."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -280,9 +284,9 @@ class Connection(psycopg.Connection[TupleRow]):
         self.is_spare = True
         """True if the server has enough free connections that the pool may keep this one."""
         self.is_pooled = False
-        """True if a pooler is between, so that each transaction may run in another session."""
+        """True if the connection leads to a pooler, so that each transaction may run in another session."""
         self.is_direct = False
-        """True if the server's process answers directly: the connection then ends with the server."""
+        """True if the server answers without a proxy or pooler: the connection then ends with the server."""
         self.limits = SessionLimits()
         self.lent_to: int | None = threading.get_ident()
         """The id of the thread that opened or borrowed the connection; None while it rests in the pool."""
@@ -311,7 +315,7 @@ class Unavailable(InstanceError):
         self._crowded = crowded
 
     def after(self, seconds: float) -> DormouseError:
-        """Returns the error to raise after the server accepted no connection for so many seconds."""
+        """Returns the error to raise if the server has accepted no connection for so many seconds."""
         if self._crowded:
             return ConnectionsExhausted(
                 f"{describe(self._conninfo)} had no connection to spare for {seconds:g} s; raise its "
@@ -370,7 +374,7 @@ def session_conninfo(
     isolation: Isolation,
     search_path: str = SESSION_SETTINGS["search_path"],
 ) -> str:
-    """Returns the DSN with the session's settings, which then need no round trip of their own."""
+    """Returns the DSN with the session's settings, so that they need no statement after the login."""
     given = parameters(dsn)
     settings = {
         **SESSION_SETTINGS,
@@ -416,7 +420,7 @@ def parameters(dsn: str) -> dict[str, Any]:
 
 
 def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
-    """Returns whether the connection seems to work; `ask` makes sure by a round trip."""
+    """Returns whether the connection seems to work. With `ask`, it makes sure by a round trip."""
     if conn.closed:
         return False
     try:
@@ -436,7 +440,7 @@ def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
 
 
 def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
-    """Returns whether the session was open at `since` (`time.monotonic`): then no crash came after that.
+    """Returns whether the session was open at `since` (`time.monotonic`), so that no crash came after that.
 
     Returns False behind a pooler or an RDS Proxy, whose connections outlive the server.
     """
@@ -444,16 +448,16 @@ def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
 
 
 def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:
-    """Returns whether the server sent something. An idle server sends nothing unless it is stopping."""
+    """Returns whether the server has sent data to an idle session, which it only does when it is stopping."""
     poll = select.poll()
     poll.register(conn.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _sqlstate(conninfo: str) -> str | None:
-    """Returns the SQLSTATE of a refused connection, 00000 if it is accepted now, None if no answer comes.
+    """Tries to connect, and returns the SQLSTATE: 00000 if the server accepts; None if it does not answer.
 
-    libpq does not report the SQLSTATE of a failed connect, but (since 18) writes it to its trace.
+    libpq does not report the SQLSTATE of a failed connection, but (since 18) writes it to its trace.
     """
     trace = os.memfd_create("libpq-trace")
     try:
@@ -506,15 +510,15 @@ def _is_backlog_full(conninfo: str) -> bool:
 # How to end a wait for a server that does not answer: another thread shuts the socket down.
 
 END_SECONDS_MAX = 10.0
-"""The time that closing work waits for a server that does not answer one statement."""
+"""The time that a closing process waits for the server's answer to one statement."""
 CLOSE_SECONDS = 30.0
-"""The time that running work has to finish after its owner was closed; a batch takes a second or two."""
+"""The time that running work has to finish after its supplier was closed. A batch takes a second or two."""
 AGAIN_SECONDS = 0.5
-"""The pause before a thread that still waits is cut again, because it may retry its statement."""
+"""The pause between cuts of the connections of a waiting thread, which may retry its statement."""
 
 
 class Lines:
-    """The connections that a supplier opened, and those of suppliers derived from it."""
+    """The connections of a supplier and of the suppliers that were derived from it."""
 
     def __init__(self, above: Lines | None = None) -> None:
         self._above = above
@@ -524,7 +528,7 @@ class Lines:
 
     @property
     def top(self) -> Lines:
-        """The lines of the topmost supplier; a thread may use connections of several suppliers."""
+        """The lines of the supplier from which the others derive, with all connections of each thread."""
         return self if self._above is None else self._above.top
 
     def add(self, conn: Connection) -> None:
@@ -536,14 +540,14 @@ class Lines:
         self.check()
 
     def check(self) -> None:
-        """Raises InstanceError after the time of `end` is over."""
+        """Raises InstanceError if the time that was given to `end` is over."""
         if self._is_over:
             raise InstanceError("the instance was closed before its database answered")
         if self._above is not None:
             self._above.check()
 
     def cut(self, threads: Collection[int] | None = None) -> bool:
-        """Cuts connections lent to these threads (by id), or to any; returns whether there are some."""
+        """Cuts connections lent to these threads (by id), or to any; returns whether there were some."""
         lent = self._lent(threads)
         for conn in lent:
             conn.cut()
@@ -560,7 +564,7 @@ class Lines:
             threading.Thread(target=self._end, args=(seconds,), name="dormouse-cut", daemon=True).start()
 
     def forget(self) -> None:
-        """Forgets the connections, in a forked child: they belong to its parent."""
+        """Forgets the connections without closing them, in a forked child: they belong to the parent."""
         self._lock, self._opened = threading.Lock(), WeakSet()
 
     def _end(self, seconds: float) -> None:
@@ -581,7 +585,7 @@ class Lines:
 
 @contextmanager
 def cut_in_time(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Cuts a supplier's connection if the block takes longer than `END_SECONDS_MAX`."""
+    """Cuts the connection if the block of `with` takes longer than `END_SECONDS_MAX`."""
     if not isinstance(conn, Connection):
         yield
         return

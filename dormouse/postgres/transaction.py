@@ -44,11 +44,16 @@ from dormouse.postgres.session import (
 
 RetryEvent = Literal["retries", "exhausted", "unknown"]
 RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
-"""The events: a retry; the last attempt failed; the connection died between the commit and its answer."""
+"""The counted events.
+
+- `retries`: an attempt failed and was repeated.
+- `exhausted`: the last attempt failed.
+- `unknown`: the connection died between the COMMIT and its answer.
+"""
 
 
 class Retries:
-    """Counts of retries, failures and unknown outcomes, by operation. Threads may share it."""
+    """Counts of retries, failures and unknown outcomes, by operation. Threads may share one object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +70,7 @@ class Retries:
             return sum(counter[event] for counter in counts)
 
     def by_operation(self) -> dict[str, int]:
-        """Returns the retries of each operation that had one."""
+        """Returns the number of retries of each operation that was retried."""
         return {name: events["retries"] for name, events in self.snapshot().items() if events["retries"]}
 
     def snapshot(self) -> dict[str, dict[RetryEvent, int]]:
@@ -83,14 +88,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected)
-"""SQLSTATE 40001 and 40P01: the server rolled back, and a retry of the same work may succeed."""
+"""The errors after which the server rolled back, and a retry may succeed (SQLSTATE 40001 and 40P01)."""
 
 ALONE_SECONDS_MAX = 600.0
 ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.5
-"""The first and the longest wait of a try for a lock, in seconds; each wait is twice the one before.
+"""The first and the longest time that a try waits for a lock, in seconds. The time doubles with each try.
 
-While a try waits, later transactions wait behind it. The longest exceeds `deadlock_timeout`, after which
-PostgreSQL cancels an autovacuum in the way."""
+While a try waits, later transactions wait behind it. The longest time exceeds `deadlock_timeout`, after which
+PostgreSQL cancels an autovacuum that holds the lock."""
 
 _BEGIN = {
     (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
@@ -156,7 +161,7 @@ def run_transaction(
 
 @contextmanager
 def bounded(conn: psycopg.Connection[Any], limits: Limits, *, lock_ms: int | None = None) -> Iterator[None]:
-    """Opens a transaction of a kind and commits it at the end. It is not retried."""
+    """Opens a transaction with the limits of a kind of work, and commits at the end. Nothing is retried."""
     with ExitStack() as ending, conn.transaction():
         if bounds := limits_of(conn).local(limits, lock_ms=lock_ms):
             conn.execute(bounds.removeprefix("; "), prepare=False)
@@ -176,7 +181,7 @@ def run_alone(
     operation: str,
     **options: Any,
 ) -> T:
-    """Runs a transaction that needs a table alone, although other transactions may use it for long.
+    """Runs a transaction that locks a whole table, even if other transactions use the table most of the time.
 
     A transaction that waits for a lock holds up all that come later. So each try waits only briefly, and the
     whole work is retried. Raises `TableBusy` after `seconds_max`, and the errors of `run_transaction`.
@@ -193,10 +198,9 @@ def run_alone(
 
 
 def impatiently(seconds_max: float) -> Iterator[int]:
-    """Yields, for each try, the time limit of its waits for locks, in milliseconds, until `seconds_max` is
-    over.
+    """Yields, for each try, the longest time that it may wait for a lock, in milliseconds.
 
-    It pauses between the tries.
+    It pauses between the tries, and ends after `seconds_max`.
     """
     deadline = time.monotonic() + seconds_max
     seconds = ALONE_LOCK_SECONDS_MIN
@@ -209,7 +213,7 @@ def impatiently(seconds_max: float) -> Iterator[int]:
 
 
 def allow_scans(conn: psycopg.Connection[TupleRow]) -> None:
-    """Allows scans in the rest of a transaction, like `scans` of `run_transaction`."""
+    """Allows the planner to scan, hash and merge in the rest of a transaction."""
     conn.execute(_WITH_SCANS.removeprefix("; "))
 
 
@@ -225,9 +229,10 @@ def run_statement(
     """Runs `work`, which executes exactly one statement, in one round trip; returns its result.
 
     At read committed, the statement is its own transaction, without BEGIN and COMMIT. At other levels, and
-    with `lock_ms`, this calls `run_transaction`. Conflicts, and a connection that was dead before the
-    statement was sent, are retried with the same errors. A connection that dies later raises
-    CommitOutcomeUnknown, because the server reports a statement as complete before it commits it.
+    with `lock_ms`, this calls `run_transaction`. It retries after conflicts, and after a connection that was
+    dead before the statement was sent. It raises the same errors as `run_transaction`. If the connection dies
+    later, it raises CommitOutcomeUnknown, because the server reports a statement as complete before it
+    commits the statement.
     """
     if isolation is not Isolation.READ_COMMITTED or lock_ms is not None:
         return run_transaction(
@@ -248,9 +253,7 @@ def run_statement(
 def run_lookup(
     supplier: Supplier, work: Callable[[psycopg.Connection[TupleRow]], T], *, operation: str = "look-up"
 ) -> T:
-    """Runs `work` like `run_statement`, for one statement that only reads; it is retried if its answer is
-    lost.
-    """
+    """Runs `work` like `run_statement`, for one statement that only reads. It also retries a lost answer."""
     try:
         return run_statement(supplier, work, operation=operation)
     except CommitOutcomeUnknown:
@@ -260,7 +263,7 @@ def run_lookup(
 def rows_of(
     query: Query | sql.Composed, values: Mapping[str, Any] | None = None
 ) -> Callable[[psycopg.Connection[Any]], list[Any]]:
-    """Returns the work of one statement, for the functions above; it returns the statement's rows, if any."""
+    """Returns a function of a connection that runs the query and returns its rows, if any."""
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
         return fetched(conn.execute(query.on() if isinstance(query, Query) else query, values))
@@ -282,7 +285,10 @@ def _try_until_done(
     *,
     waits: bool = True,
 ) -> T:
-    """Calls `once` until it succeeds. `waits` False: the caller handles errors of waits for locks."""
+    """Calls `once`, at most `attempts_max` times, until it succeeds, and returns its result.
+
+    Raises TooManyRetries after the last attempt. If `waits` is false, psycopg's LockNotAvailable propagates.
+    """
     for attempt in range(1, attempts_max + 1):
         try:
             with supplier.connection() as conn:
@@ -349,15 +355,18 @@ def _over_limit(operation: str, name: str, error: psycopg.Error) -> TableBusy:
 
 
 _NEVER_RAN = (errors.IdleInTransactionSessionTimeout, errors.IdleSessionTimeout)
-"""Ends of sessions that a server raises only before it begins with a command that it has received."""
+"""The errors that end a session before the server begins to run the command that was sent last."""
 
 
 class _ConnectionLost(Exception):
-    """The connection died before COMMIT or a single statement was sent, or only read: nothing was applied."""
+    """The connection died, but nothing was applied.
+
+    It died before a COMMIT or a single statement was sent, or the transaction only read.
+    """
 
 
 def _was_demoted(conn: psycopg.Connection[Any]) -> bool:
-    """Returns whether a session for writes is at a standby, as after a failover of the primary."""
+    """Returns whether a session that should write leads to a standby, for example after a failover."""
     status = conn.info.parameter_status
     return status("in_hot_standby") == "on" and status("default_transaction_read_only") != "on"
 
@@ -443,7 +452,10 @@ def _is_lost(conn: psycopg.Connection[Any], error: BaseException) -> bool:
 
 
 def _roll_back(conn: psycopg.Connection[Any]) -> None:
-    """Ends the transaction, if necessary with the connection. It raises nothing: the first error counts."""
+    """Rolls the transaction back, or closes the connection if that fails.
+
+    Raises nothing, because the caller raises the first error.
+    """
     if conn.pgconn.transaction_status == TransactionStatus.IDLE:
         return
     try:

@@ -64,7 +64,7 @@ from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, deletions_of, is_nan
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import Noted
-from dormouse.state.files.store import DeletionRows
+from dormouse.state.files.facts import DeletionRows
 
 if TYPE_CHECKING:
     import psycopg

@@ -43,7 +43,7 @@ from dormouse.reading.planner import (
 )
 from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
-from dormouse.state.files.store import KeyBounds, PlannedRows
+from dormouse.state.files.facts import KeyBounds, PlannedRows
 from dormouse.state.history.ends import check_since
 from dormouse.state.history.moments import expired_by_erasure, kept, position_of
 

@@ -1,4 +1,4 @@
-"""The application of a change: checks its rows against the newest versions, and makes blocks to write."""
+"""The application of a change: it compares rows with their newest versions, and makes blocks to write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.write_streams import PutFiles
 
 Cells = dict[int, pa.Array]
-"""Arrays by the ids of their columns."""
+"""The values of some rows, as one Arrow array per column, by column id."""
 
 
 # Changes of columns: their effect on a table's columns, and on the schema of its files.
@@ -49,7 +49,7 @@ Cells = dict[int, pa.Array]
 class Retyped:
     """A change of a column's type. Existing values are checked.
 
-    If `after` has a column id of its own, the values are converted and written again.
+    If `after` has another column id than `before`, the values are also converted and written again.
     """
 
     before: Column
@@ -70,10 +70,10 @@ class Reshaped:
 
 @dataclass
 class ColumnPlan:
-    """The columns of a table through the changes of one transaction.
+    """The columns of a table, which the changes of one transaction alter step by step.
 
-    `schemas` has the new versions of the schema, each with a description. `added` has the new columns, whose
-    defaults existing rows get.
+    `schemas` has each new version of the schema with a description. `added` has the new columns: existing
+    rows get their defaults.
     """
 
     schema: Schema
@@ -83,7 +83,7 @@ class ColumnPlan:
     added: list[Column] = field(default_factory=list)
 
     def planned(self, changes: Sequence[object]) -> list[Reshaped | None]:
-        """Returns the effect of each change on the columns, or None if it changes rows.
+        """Returns the effect of each change on the columns. The effect is None for a change of rows.
 
         Raises `InvalidColumn`.
         """
@@ -201,9 +201,11 @@ class Counts:
 
 
 class Application:
-    """The blocks of one transaction, checked against the table as it was when the lock was granted.
+    """A writer of the blocks of one transaction.
 
-    `columns` are the columns before the transaction; `plan` has their changes. `write` is called with the
+    It compares them with the table at the time the lock was granted.
+
+    `columns` are the columns before the transaction, and `plan` has their changes. `write` is called with the
     rows of each block.
     """
 
@@ -236,14 +238,14 @@ class Application:
         self._unchanged = unchanged
 
     def next_version(self) -> int:
-        """Returns a new version, for the next block or for a change of the columns."""
+        """Returns a new row version, for the next block or for a change of the columns."""
         self.version += 1
         return self.version
 
     def rows(self, batch: RowBatch, columns: Sequence[Column]) -> None:
         """Checks and writes a block. Collects conflicts, which `check` raises at the end.
 
-        `columns` are the columns at this place of the transaction. Raises `InvalidRow`.
+        `columns` are the columns after the earlier changes of the transaction. Raises `InvalidRow`.
         """
         if not len(batch):
             return
@@ -274,7 +276,7 @@ class Application:
         self.counts = self.counts.plus(inserted, count - inserted - deleted, deleted)
 
     def rewrite(self) -> int:
-        """Checks or converts columns whose type changed, in the rows that no block of the transaction has.
+        """Checks or converts the values of columns whose type changed, in all rows that no block contains.
 
         Returns the number of rows that were written again. Raises `InvalidRow`.
         """
@@ -305,12 +307,15 @@ class Application:
         return written
 
     def check(self) -> None:
-        """Raises `RowConflict` with all rows that changed since they were read. Call it after all blocks."""
+        """Raises `RowConflict`, which lists all rows that changed after the user read them.
+
+        Must be called after all blocks.
+        """
         if self._conflicts:
             raise RowConflict(self._table, self._conflicts)
 
     def ranges(self) -> tuple[Ranges, Ranges]:
-        """Returns the ranges to delete and the ranges to add in their place."""
+        """Returns the recorded ranges of row versions to delete, and the new ranges that replace them."""
         known = concatenated(self._known).sorted()
         _, firsts = np.unique(known.first, return_index=True)
         changed = concatenated(self._changed).sorted()
@@ -319,7 +324,7 @@ class Application:
         return known, replaced(known, changed)
 
     def recorded(self, updated: int = 0) -> Recorded:
-        """Returns the versions and counts of the change; `updated` are rows that `rewrite` wrote."""
+        """Returns the versions, ids and counts of the change; `rewrite` wrote `updated` rows."""
         return Recorded(
             first_version=self._before.version + 1,
             last_version=self.version,
@@ -389,7 +394,11 @@ class Application:
         self._touched.add(ids)
 
     def _cell(self, column: Column, batch: RowBatch, is_whole: Flags, old: _Old, deletes: Flags) -> pa.Array:
-        """Returns a column of a block: the batch's cells, and the present values of cells that it lacks."""
+        """Returns the values of one column for the rows of a block.
+
+        A cell that the block lacks keeps its present value in an existing row, and gets the default in a
+        whole row. Deleted rows get nulls.
+        """
         array = batch.cells.get(column.name)
         if array is None:
             array, given = pa.nulls(len(batch), arrow_type(column.stored)), np.zeros(len(batch), np.bool_)
@@ -404,7 +413,10 @@ class Application:
     def _differs(
         self, batch: RowBatch, columns: Sequence[Column], cells: Cells, old: _Old, updates: Flags
     ) -> Flags:
-        """Returns flags of the rows to update whose values change, or that a changed column type rewrites."""
+        """Returns flags of those rows to update whose values change.
+
+        If a column type changes, flags all rows to update.
+        """
         if self._plan.retyped or not updates.any():
             return updates
         at = pa.array(np.flatnonzero(updates))
@@ -417,7 +429,7 @@ class Application:
         return changed
 
     def _add(self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Label) -> None:
-        """Writes the rows of a block, with all columns of the table after the transaction."""
+        """Writes the rows of a block, with all columns that the table has after the transaction."""
         self._fill_added(cells, deletes)
         self._retype(cells, label)
         known = zip(self._plan.schema.fields, self._plan.schema.shape.columns, strict=True)
@@ -430,13 +442,17 @@ class Application:
         self._write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
     def _fill_added(self, cells: Cells, deletes: Flags) -> None:
-        """Fills columns that the transaction added, in rows that lack them, with their defaults."""
+        """Adds the columns that the transaction added, filled with their defaults, if the cells lack them."""
         for column in self._plan.added:
             if (column.column_id or 0) not in cells:
                 cells[column.column_id or 0] = _without(_defaults(column, len(deletes)), deletes)
 
     def _retype(self, cells: Cells, label: Label) -> None:
-        """Adds converted values of columns whose type changed. Raises `InvalidRow` for broken references."""
+        """Adds the converted values of columns whose type changed.
+
+        Raises `InvalidRow` for values that do not fit, and for references to tables or files that do not
+        exist.
+        """
         _convert(cells, self._plan.retyped, label)
         for change in self._plan.retyped:
             if (array := cells.get(change.after.column_id or 0)) is not None:
@@ -444,7 +460,7 @@ class Application:
 
 
 class _Old:
-    """The present values of rows of which a block has only some cells. Reads them at the first use."""
+    """The present values of rows of which a block has only some cells. They are read at the first use."""
 
     def __init__(
         self,
@@ -464,7 +480,7 @@ class _Old:
         self._read: Mapping[int, pa.Array] | None = None
 
     def column(self, column: Column) -> pa.Array:
-        """Returns a column's values in the order of the block. A column that is new has its default."""
+        """Returns a column's present values in the order of the block. A new column has its default."""
         if self._read is None:
             self._read = self._cells()
         return self._read[column.column_id or 0]
@@ -508,7 +524,7 @@ class _Touched:
 
 
 def _convert(cells: Cells, retyped: Sequence[Retyped], label: Label) -> None:
-    """Adds converted values of columns whose type changed, except where a block has new ones already."""
+    """Adds converted values of columns whose type changed, except columns with new values in the block."""
     for change in retyped:
         before = cells.get(change.before.column_id or 0)
         if before is not None and (not change.rewrites or (change.after.column_id or 0) not in cells):
@@ -524,7 +540,7 @@ def _without(array: pa.Array, deletes: Flags) -> pa.Array:
 
 
 def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in blocks."""
+    """Yields the same rows in blocks of at most `BLOCK_ROWS_MAX` rows."""
     held: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:
@@ -545,7 +561,7 @@ _QUERIES = load(__package__ or "", "applying")
 
 
 class _Targets:
-    """A check that the tables and files to which the cells of a change refer exist."""
+    """A check that the tables and files exist to which the cells of a change refer."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context

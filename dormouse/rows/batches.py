@@ -1,4 +1,7 @@
-"""Blocks of rows to write, and the versions of rows as disjoint ranges of their ids, on arrays."""
+"""Blocks of rows to write, and the versions of all rows as disjoint ranges of row ids.
+
+Both use NumPy arrays.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Ranges(NamedTuple):
-    """Disjoint ranges of row ids in ascending order, as columns.
+    """Disjoint ranges of row ids, with one array for each attribute.
 
-    `version` is the version of all rows of a range; `deleted` is True if that version deleted them.
+    `version` is the version of all rows in a range. `deleted` is True if this version deleted the rows.
     """
 
     first: Ints
@@ -40,7 +43,7 @@ class Ranges(NamedTuple):
         return Ranges(first, last, version, np.array(columns[3], np.bool_))
 
     def sorted(self) -> Ranges:
-        """Returns the ranges sorted by id."""
+        """Returns the ranges sorted by their first ids."""
         return self.at(np.argsort(self.first, kind="stable"))
 
     def at(self, numbers: npt.NDArray[np.intp]) -> Ranges:
@@ -48,7 +51,10 @@ class Ranges(NamedTuple):
         return Ranges(self.first[numbers], self.last[numbers], self.version[numbers], self.deleted[numbers])
 
     def find(self, ids: Ints) -> Ints:
-        """Returns for each id the position of its range, or -1."""
+        """Returns for each id the position of the range that contains it, or -1.
+
+        The ranges must be sorted.
+        """
         at = np.searchsorted(self.first, ids, side="right") - 1
         if not len(self.first):
             return np.full(len(ids), -1, np.int64)
@@ -56,7 +62,7 @@ class Ranges(NamedTuple):
         return np.where(inside, at, -1)
 
     def that_meet(self, others: Ranges) -> Ranges:
-        """Returns the ranges that share an id with any of the others. Both must be sorted."""
+        """Returns those of these ranges that share an id with any of the others. Both must be sorted."""
         if not len(others.first):
             return Ranges.of([])
         before = np.searchsorted(others.first, self.last, side="right") - 1
@@ -64,7 +70,7 @@ class Ranges(NamedTuple):
         return self.at(np.flatnonzero(meets))
 
     def joined(self) -> Ranges:
-        """Returns the ranges with neighbours of the same version merged."""
+        """Returns the ranges after merging adjacent ranges with the same version."""
         if len(self.first) < 2:
             return self
         goes_on = (
@@ -78,21 +84,27 @@ class Ranges(NamedTuple):
 
 
 def concatenated(parts: Sequence[Ranges]) -> Ranges:
-    """Returns all ranges of several lists, in the given order."""
+    """Returns all ranges of several `Ranges`, in the given order."""
     if not parts:
         return Ranges.of([])
     return Ranges(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def runs(ids: Ints, versions: Ints, deleted: Flags) -> Ranges:
-    """Returns the ranges that hold single rows. The rows may be in any order."""
+    """Returns the ranges that cover some rows, which are given by id, version and flag.
+
+    The rows may have any order.
+    """
     order = np.argsort(ids, kind="stable")
     ids, versions, deleted = ids[order], versions[order], deleted[order]
     return Ranges(ids, ids, versions, deleted).joined()
 
 
 def spans(firsts: Ints, lasts: Ints, count_max: int) -> list[tuple[int, int]]:
-    """Returns at most `count_max` spans that cover sorted ranges of ids, leaving out the widest gaps."""
+    """Returns at most `count_max` (first id, last id) pairs that together cover sorted ranges of ids.
+
+    If not all gaps between the ranges can be left out, leaves out the widest gaps.
+    """
     if not len(firsts):
         return []
     gaps = firsts[1:] - lasts[:-1]
@@ -106,9 +118,10 @@ def spans(firsts: Ints, lasts: Ints, count_max: int) -> list[tuple[int, int]]:
 
 
 def replaced(known: Ranges, changed: Ranges) -> Ranges:
-    """Returns the ranges that replace known ones after rows of them changed. Both must be sorted.
+    """Returns the ranges that replace the known ranges after rows in them changed.
 
-    `known` has every range that holds a changed row. Changed rows outside of them are new rows.
+    `known` must have each range that contains a changed row. Changed rows outside of these ranges are new.
+    Both must be sorted.
     """
     left_first, left_last = _pieces(known, changed)
     at = known.find(left_first)
@@ -117,7 +130,7 @@ def replaced(known: Ranges, changed: Ranges) -> Ranges:
 
 
 def _pieces(known: Ranges, changed: Ranges) -> tuple[Ints, Ints]:
-    """Returns the first and last ids of the unchanged pieces of known ranges."""
+    """Returns the first and the last ids of the parts of known ranges that no changed range covers."""
     # A sweep over the ids: a piece begins where a known range begins or after a changed one ends.
     begins = np.concatenate((known.first, changed.last + 1))
     ends = np.concatenate((known.last, changed.first - 1))
@@ -138,13 +151,13 @@ _NUMBER = Column("number", "INTEGER")
 class RowBatch:
     """A block of at most `BLOCK_ROWS_MAX` rows to write, which get one version.
 
-    - `ids`: 0 for rows to insert.
-    - `versions`: the versions that the rows were read with; -1 skips the check.
-    - `cells`: checked arrays by column name, in the type of the files. A column that is missing keeps its
-      values in existing rows, and has its default in new ones.
-    - `given`: for some columns, the rows that bring a cell. Without an entry, all rows do.
-    - `deletes`: the rows to delete.
-    - `label`: names the place of a row in the input, for error messages.
+    - `ids`: the row ids, with 0 for rows to insert.
+    - `versions`: the versions in which the user read the rows. -1 skips the check for conflicts.
+    - `cells`: checked arrays by column name, in the types of files. A missing column keeps its values in
+      existing rows, and gets its default in new rows.
+    - `given`: for some columns, flags of the rows that have a cell. A column without an entry has all cells.
+    - `deletes`: flags of the rows to delete.
+    - `label`: a function that names the place of a row in the input, for error messages.
     """
 
     ids: Ints
@@ -159,7 +172,7 @@ class RowBatch:
 
 
 def inserts(change: Insert, columns: Sequence[Column]) -> Iterator[RowBatch]:
-    """Yields the rows of an insert in blocks. Raises `InvalidRow`."""
+    """Yields the rows of an insert in blocks. Raises `InvalidRow` for values that do not fit."""
     for rows, label in _pages(change.rows, "dm.Insert"):
         cells: list[Mapping[str, Any]] = []
         for number, row in enumerate(rows):
@@ -228,7 +241,10 @@ def removals(change: Remove) -> Iterator[RowBatch]:
 
 
 def _pages(rows: Iterable[Any], what: str) -> Iterator[tuple[list[Any], Label]]:
-    """Yields blocks of rows, each with a function that names the place of a row in the input."""
+    """Yields lists of rows for one block each, with a function that names a row's place in the input.
+
+    Raises `InvalidRow` if `rows` is not a list of rows. `what` is a name for error messages.
+    """
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise InvalidRow(f"{what} takes a list of rows, a DataFrame or a table of Arrow, not {rows!r}"[:200])
     left, before = iter(rows), 0
@@ -253,7 +269,7 @@ def _check_dict(row: Any, label: object) -> None:
 
 
 def checked_rows(rows: Any, what: str) -> list[Mapping[str, Any]]:
-    """Returns rows as a list of mappings. Raises `InvalidRow`."""
+    """Returns rows as a list of mappings. Raises `InvalidRow` for a row that is not a mapping."""
     listed: list[Mapping[str, Any]] = []
     for page, label in _pages(rows, what):
         for number, row in enumerate(page):
@@ -299,9 +315,9 @@ def _versions(values: Sequence[Any], label: Label, *, needed: bool) -> npt.NDArr
 
 
 def _numbers(name: str, what: str, values: Sequence[Any], label: Label, missing: str | None) -> Ints:
-    """Returns ids or versions, with -1 for nulls.
+    """Returns row ids or row versions as integers, with -1 for nulls.
 
-    Raises `InvalidRow` for other values, and for nulls if `missing` has a message for them.
+    Raises `InvalidRow` for values that cannot be one. If `missing` is a message, also raises it for nulls.
     """
     numbers = [_number(value) for value in values]
     for row, number in enumerate(numbers):
@@ -313,7 +329,10 @@ def _numbers(name: str, what: str, values: Sequence[Any], label: Label, missing:
 
 
 def _number(value: Any) -> int | None:
-    """Returns an id or a version by the rules of an INTEGER cell, or 0 if the value cannot be one."""
+    """Returns a row id or row version from a value, by the rules of an INTEGER cell.
+
+    Returns None for a null, and 0 for a value that cannot be an id or version.
+    """
     try:
         number = value_of(_NUMBER, value, "")
     except InvalidRow:

@@ -34,7 +34,7 @@ _ITEM = re.compile(r"\d{1,9}")
 
 
 class Binding:
-    """The binding of one tree to a table. It does not change the tree, which may be cached."""
+    """The binding of one syntax tree to a table. It does not change the tree, which may be cached."""
 
     def __init__(
         self, tree: exp.Select, table: str, columns: Sequence[Column], values: Mapping[str, Value]
@@ -84,7 +84,10 @@ class Binding:
         )
 
     def _check_table(self, name: str) -> frozenset[str]:
-        """Returns the names that may qualify columns, in lower case: the table's, or its alias."""
+        """Returns the name that may qualify columns, in lower case: the alias of the table, or else its name.
+
+        Raises `InvalidQuery` if the query reads nothing or another table.
+        """
         source = self._tree.args.get("from_")
         if source is None:
             raise InvalidQuery(f"the query reads nothing: write FROM {name}")
@@ -165,7 +168,11 @@ class Binding:
     def _named(
         self, node: exp.Expression, selected: tuple[Selected, ...], clause: str, *, columns_first: bool
     ) -> Expression:
-        """Returns an expression of a clause, which may also be the number or alias of a selected item."""
+        """Returns the expression of an item of GROUP BY or ORDER BY.
+
+        The item may be the number or the alias of a selected item. With `columns_first`, a name means a
+        column of the table if there is one, and otherwise an alias.
+        """
         if type(node) is exp.Literal and not node.is_string:
             number = int(node.this) if _ITEM.fullmatch(node.this) else 0
             if not 1 <= number <= len(selected):
@@ -217,7 +224,7 @@ class Binding:
         return found
 
     def _parameter(self, identifier: exp.Identifier) -> Value | None:
-        """Returns the value of a parameter `$name`, or None if the name is not one with a value."""
+        """Returns the value of a parameter `$name`, or None if the name is not that of a given parameter."""
         name = identifier.this[1:].lower()
         if identifier.args.get("quoted") or identifier.this[:1] != "$" or name not in self._values:
             return None
@@ -320,7 +327,10 @@ class Binding:
         return Apply("BOOLEAN", "not", (found,)) if node.args.get("negate") else found
 
     def _case(self, node: exp.Expression) -> Expression:
-        """Returns a CASE. With a value after CASE, its conditions are comparisons with that value."""
+        """Returns the expression of a CASE.
+
+        In `CASE x WHEN y`, the conditions are comparisons of the value after CASE: `x = y`.
+        """
         subject, default = only(node, "this", "ifs", "default").this, node.args.get("default")
         conditions, values = [], []
         for one in node.args["ifs"]:

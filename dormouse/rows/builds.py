@@ -1,8 +1,9 @@
-"""The indexes in one database. Each is a copy of a table's current rows and of recently superseded ones.
+"""The indexes of row tables in one index database. An index is a copy of a row table's rows.
 
-A build is a row of the table `build`, with the tables current_N, superseded_N and incoming_N. Their columns
-are named by column ids. One transaction updates the rows and records the version, so that a process that is
-killed leaves no half-updated build.
+A copy is called a build. It has the current rows and recently superseded rows. The build with id N is a row
+of the table `build`, with the tables current_N, superseded_N and incoming_N. Their columns are named by
+column ids. One transaction updates the rows and records their version, so that a process that is killed
+leaves no half-updated build.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 # Indexes of single columns of a build: made while queries and changes go on, and dropped when unused.
 
 INDEXED_BYTES_MAX = 2_600
-"""The longest text of an indexed column, in bytes. PostgreSQL refuses index entries over 2,704 bytes."""
+"""The size of the longest text that an indexed column may have, in bytes.
+
+PostgreSQL refuses index entries of more than 2,704 bytes.
+"""
 
 SLOW_QUERIES = 3
-"""The number of slow queries after which a column in their conditions gets an index.
+"""The number of slow queries with conditions on a column after which the column gets an index.
 
-A single query is not worth an index, because each change of the rows has to update it.
+A single query is not worth an index, because each change of the rows has to update the index.
 """
 
 _ENDED = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
@@ -67,15 +71,16 @@ class SlowColumns:
 
 
 class ColumnIndexes:
-    """The column indexes of the builds of one database. Threads may share it."""
+    """The PostgreSQL indexes of single columns, in the builds of one database. Threads may share it."""
 
     def __init__(self, supplier: ConnectionSupplier) -> None:
         self._supplier = supplier
 
     def add(self, build_id: int, column_id: int) -> None:
-        """Gives a column an index, unless one of its texts is too long for one.
+        """Creates an index of a column, unless one of the column's texts is too long.
 
-        Queries and changes of rows go on meanwhile. A change of columns cancels it and leaves no index.
+        Queries and changes of rows continue meanwhile. A change of columns cancels the creation, and leaves
+        no index.
         """
         name, values = index_name(build_id, column_id), _values(build_id, column_id)
         rows = run_lookup(
@@ -102,12 +107,15 @@ class ColumnIndexes:
         run_statement(self._supplier, mark, operation="record an index of a column")
 
     def cancel(self, build_id: int) -> None:
-        """Cancels statements that make column indexes of a build, whose tables are about to change."""
+        """Cancels statements that create column indexes of a build.
+
+        Must be called before the build's tables change.
+        """
         cancel = rows_of(_QUERIES["cancel"], {"current": f"current_{build_id}"})
         run_lookup(self._supplier, cancel, operation="stop indexing columns of rows")
 
     def drop_texts(self, build_id: int) -> None:
-        """Drops the indexes of all text columns of a build. Call it when a text is too long for an index."""
+        """Drops the indexes of all text columns of a build, because a new text is too long for an index."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             values = {"current": f"current_{build_id}"}
@@ -131,7 +139,10 @@ class ColumnIndexes:
             self._run(f"drop index concurrently if exists {index_name(build_id, column_id)}")
 
     def _create(self, build_id: int, column_id: int, left_over: str | None) -> bool | None:
-        """Makes the index of a column. Returns False if a text is too long, None if it was cancelled."""
+        """Creates the index of a column, and returns True.
+
+        Returns False if a text is too long, and None if another process cancelled the statement.
+        """
         name = index_name(build_id, column_id)
         try:
             if left_over is not None:
@@ -162,9 +173,10 @@ def index_name(build_id: int, column_id: int) -> str:
 
 
 def create_all(conn: psycopg.Connection[Any], build_id: int, column_ids: Collection[int]) -> list[int]:
-    """Gives columns an index each, within the transaction that makes their build. Returns `column_ids`.
+    """Creates an index of each column, within the transaction that makes the build. Returns `column_ids`.
 
-    Skips columns with texts that are too long. They are in the result, so that no job tries them again.
+    Skips columns with texts that are too long. The result also has their ids, so that no job tries them
+    again.
     """
     for column_id in column_ids:
         if fits(conn, build_id, column_id):
@@ -203,7 +215,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build of an index. Pages of versions before `purged_version` have expired."""
+    """The state of a build.
+
+    `column_ids` are the columns of its tables, and `indexed_ids` those with an index. Queries of versions
+    before `purged_version` can no longer read their next pages.
+    """
 
     build_id: int
     version: int
@@ -216,7 +232,10 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class BuildSize:
-    """A build with its size. `retired_seconds` is the time since another build replaced it, or None."""
+    """A build with its size.
+
+    `retired_seconds` is the time since the build was retired, or None if it is in use.
+    """
 
     build_id: int
     table_uuid: UUID
@@ -227,11 +246,11 @@ class BuildSize:
 
 
 class Unsure(Exception):
-    """A sign that the fast way cannot answer, and that the caller must check the build first."""
+    """A sign that a single statement cannot answer a query: the caller must check the build first."""
 
 
 class BuildBusy(Exception):
-    """A sign that another process is working on the build."""
+    """An error: another process is working on the index."""
 
 
 class _Interruptible:
@@ -267,13 +286,16 @@ class Builds:
         self._supplier = supplier
 
     def ended_by(self, interruption: Interruption) -> Builds:
-        """Returns the same builds, with statements that an interruption cancels."""
+        """Returns an object for the same builds whose statements an interruption can cancel."""
         return Builds(_Interruptible(self._supplier, interruption))
 
     def read(
         self, looked: Looked, build_id: int, work: Callable[[psycopg.Connection[Any], Build], T]
     ) -> T | None:
-        """Calls `work` with a build, in one snapshot. Returns its result; None if there is no such build."""
+        """Calls `work` with a build, in one snapshot of the database, and returns the result.
+
+        Returns None if there is no such build.
+        """
 
         def both(conn: psycopg.Connection[Any]) -> T | None:
             build = _find(conn, looked, build_id)
@@ -289,9 +311,9 @@ class Builds:
     ) -> list[tuple[Any, ...]]:
         """Returns the rows of a query of `current_N`, if the build has the version of `looked`.
 
-        Query and check are one statement: one snapshot and one round trip. If it returns no rows, a second
-        statement checks that there are none. Raises `Unsure` if the build has another version, was retired or
-        does not exist.
+        One statement executes the query and checks the version, in one snapshot and one round trip. If it
+        returns no rows, a second statement finds out whether the check failed. Raises `Unsure` if the build
+        has another version, was retired or does not exist.
         """
         wanted = {
             "at_build_id": build_id,
@@ -325,9 +347,9 @@ class Builds:
         rows: pa.RecordBatchReader,
         indexed_ids: Collection[int] = (),
     ) -> int:
-        """Makes a build with the rows of the version of `looked`, and returns its id.
+        """Makes a build with `rows`, the rows of the version of `looked`, and returns its id.
 
-        Columns whose ids are in `indexed_ids` get an index each. Raises `BuildBusy`.
+        Creates an index of each column whose id is in `indexed_ids`. Raises `BuildBusy`.
         """
 
         def work(conn: psycopg.Connection[Any]) -> int:
@@ -368,8 +390,8 @@ class Builds:
     ) -> bool:
         """Updates a build to the version of `looked`, with the rows that changed since its own version.
 
-        `added` has the columns that the build lacks, with the defaults that they were added with. Returns
-        False, and does nothing, if another process updated or retired the build meanwhile.
+        `added` has the columns that the build lacks, with the defaults that older rows get. If another
+        process updated or retired the build meanwhile, does nothing and returns False.
         """
 
         def work(conn: psycopg.Connection[Any]) -> bool:
@@ -406,7 +428,10 @@ class Builds:
         run_transaction(self._supplier, work, scans=True, operation="purge an index of rows")
 
     def retire(self, build_ids: Sequence[int]) -> None:
-        """Marks builds as retired. They serve only queries that have begun, until they are dropped."""
+        """Marks builds as retired.
+
+        Only queries that have begun continue to read a retired build, until it is dropped.
+        """
         run_transaction(
             self._supplier,
             lambda conn: conn.execute(_QUERIES["retire"].on(), {"build_ids": list(build_ids)}),
@@ -414,7 +439,10 @@ class Builds:
         )
 
     def drop(self, build_id: int, table_uuid: UUID) -> None:
-        """Drops a build, unless it belongs to another table, which has got the id in a new database."""
+        """Drops the build of a table. Does nothing if the id now belongs to another table's build.
+
+        This can happen after the index database was created again.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> None:
             owners = conn.execute(_QUERIES["whose"].on(), {"build_id": build_id}).fetchall()
@@ -439,7 +467,7 @@ class Builds:
 
 
 def has_version(conn: psycopg.Connection[Any], build: Build, version: int) -> bool:
-    """Returns whether a build has the rows of a version: its own, or one that it had before."""
+    """Returns whether a build has the rows of a version: its present version, or one that it had before."""
     if version in (build.version, build.purged_version):
         return True
     values = {"build_id": build.build_id, "version": version}
@@ -487,7 +515,7 @@ def _bring(
     tables = {name: f"{name}_{number}" for name in ("current", "superseded", "incoming")}
 
     def run(name: str, *known: str, of: Sequence[int] = ids) -> int:
-        """Executes a query on tables of the build, and returns the number of rows."""
+        """Executes a query on the tables `known` of the build, and returns the number of affected rows."""
         listed = ", ".join(["row_id", "row_version", *map(column_name, of)])
         query = replace(_QUERIES[name], text=_QUERIES[name].text.replace("{columns}", listed))
         return conn.execute(
@@ -519,7 +547,7 @@ def _copy(
     *,
     frozen: bool = False,
 ) -> int:
-    """Copies rows into a table with COPY, and returns their number."""
+    """Writes rows into a database table with COPY, and returns their number."""
     count = 0
     options = "format csv, freeze" if frozen else "format csv"
     with (
@@ -533,7 +561,7 @@ def _copy(
 
 
 def _csv(batch: pa.RecordBatch) -> bytes:
-    """Returns rows as CSV for COPY: texts in quotes, and nothing for nulls."""
+    """Returns rows as CSV for COPY. Texts are in quotes, and a null is an empty field."""
     from pyarrow import csv
 
     sink = BytesIO()

@@ -1,4 +1,4 @@
-"""The files of FILE cells. A cell has a reference to an object of its table, with its size and digest."""
+"""The files of FILE cells. A cell contains a reference to an object of its table, with size and digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFERENCE = re.compile(FILE_REFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class CellFile:
-    """The file that a FILE cell refers to; `name` is its original name."""
+    """The file to which a FILE cell refers. `name` is the original name of the file."""
 
     object_name: str
     byte_count: int
@@ -33,7 +33,10 @@ class CellFile:
 
 
 class CellFiles:
-    """The files of one table. They are kept until the table is dropped: older versions of rows need them."""
+    """The files of one table.
+
+    They are kept until the table is dropped, because older versions of rows need them.
+    """
 
     def __init__(self, objects: ObjectStore, put_files: PutFiles, table: str) -> None:
         self._objects = objects
@@ -43,8 +46,9 @@ class CellFiles:
 
     @contextmanager
     def receiving(self, name: str) -> Iterator[tuple[Path, list[str]]]:
-        """Yields a path to write a file to, and a list that gets the file's reference at the end.
+        """Yields a path and an empty list. The caller writes a file to the path within the block.
 
+        At the end of the block, the file is put into the table, and the reference to it is added to the list.
         Raises `InvalidName`.
         """
         if not _REFERENCE.fullmatch(f"file:{'0' * 32}:0:{'0' * 64}:{name}"):
@@ -59,9 +63,10 @@ class CellFiles:
         given.append(f"file:{file_id}:{size}:{digest}:{name}")
 
     def of_cell(self, cell: object, where: str) -> CellFile:
-        """Returns the file that a cell refers to.
+        """Returns the file to which a cell refers. `where` names the cell in error messages.
 
-        Raises `RowNotFound` if the cell is empty, refers to no file of this table, or its file is lost.
+        Raises `RowNotFound` if the cell is empty, if it refers to no file of this table, or if the file is
+        lost.
         """
         if cell is None:
             raise RowNotFound(f"table {self._table!r}: {where} has no file")
@@ -99,9 +104,9 @@ class CellFiles:
     def chunks(self, file: CellFile, start: int = 0, end: int | None = None) -> Generator[bytes]:
         """Yields the bytes of a file from `start` to before `end`, by default all.
 
-        Always reads the whole file, to compare its digest. Holds back the last bytes until the comparison, so
-        that a reader that counts bytes notices damage. Raises `ObjectNotFound`, and before the last bytes
-        `ObjectDamaged` if the file is not the one that was put.
+        Always reads the whole file, to compare its digest. Yields the last bytes only after the comparison,
+        so that the bytes of a damaged file are never complete. Raises `ObjectNotFound`, and `ObjectDamaged`
+        before the last bytes if the file is not the file that was put.
         """
         end = file.byte_count if end is None else end
         if start >= end and file.byte_count:
@@ -139,7 +144,7 @@ def put(files: CellFiles, path: str | PathLike[str], name: str | None) -> str:
 
 
 def save(chunks: Iterator[bytes], path: str | PathLike[str]) -> Path:
-    """Writes chunks to a file, and returns its path. A failure leaves no file."""
+    """Writes chunks to a local file, and returns its path. A failure leaves no file."""
     with whole_file(path) as file:
         file.writelines(chunks)
     return Path(fspath(path))

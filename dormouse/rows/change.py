@@ -82,20 +82,21 @@ if TYPE_CHECKING:
 # Upserts by columns: looks up the rows that exist, and writes those that differ or are new.
 
 Locate = Callable[[pa.RecordBatch], pa.Table]
-"""A function that looks up the rows of the table with the given keys.
+"""A function that looks up the rows of a table that have some keys.
 
-Takes a batch of keys, and returns the columns `position` (of the key in the batch), ROW_ID, ROW_VERSION and
-all columns of the table.
+It takes a batch of keys. For each found row, it returns `position` (the position of the key in the batch),
+ROW_ID, ROW_VERSION and all columns of the table.
 """
 
 
 def upserts(
     rows: Any, on: Sequence[str], columns: Sequence[Column], locate: Locate
 ) -> tuple[list[RowBatch], int]:
-    """Returns the rows to write, in blocks, and the number of rows that are already as given.
+    """Returns the rows of an upsert to write, in blocks, and the number of rows that need no change.
 
-    Existing cells keep their values where a row does not have the column. Raises `InvalidRow`,
-    `InvalidColumn`, and `AmbiguousRows` if two given rows, or two rows of the table, have the same key.
+    `on` names the key columns. An existing row keeps the values of columns that the given row does not have.
+    Raises `InvalidRow`, `InvalidColumn`, and `AmbiguousRows` if two given rows, or two rows of the table,
+    have the same key.
     """
     keys = _keys(on, columns)
     if not (listed := checked_rows(as_dicts(rows), "upsert")):
@@ -142,7 +143,7 @@ def _keys(on: Sequence[str], columns: Sequence[Column]) -> list[Column]:
 
 
 def _check_once(table: pa.Table, which: str) -> None:
-    """Raises `AmbiguousRows` if two of the given rows have the same keys."""
+    """Raises `AmbiguousRows` if two rows of an upsert have the same key."""
     numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
     groups = numbered.group_by(table.column_names).aggregate(
         [("__row", "count"), ("__row", "min"), ("__row", "max")]
@@ -156,7 +157,7 @@ def _check_once(table: pa.Table, which: str) -> None:
 
 
 def _check_existing(existing: pa.Table, keys: Sequence[Column]) -> None:
-    """Raises `AmbiguousRows` if two rows of the table have the same key."""
+    """Raises `AmbiguousRows` if two rows of the table have the same key of an upsert."""
     positions = existing.column(0).to_numpy()
     again = np.flatnonzero(positions[1:] == positions[:-1])
     if len(again):
@@ -171,7 +172,7 @@ def _check_existing(existing: pa.Table, keys: Sequence[Column]) -> None:
 def _batch(
     cells: Mapping[str, pa.Array], given: Mapping[str, Flags], existing: pa.Table, count: int, start: int
 ) -> tuple[RowBatch, int]:
-    """Returns the rows of a block that are new or differ from the table, and the number of the others."""
+    """Returns those rows of a block that are new or differ from the table, and the number of other rows."""
     positions = existing.column(0).to_numpy()
     ids, versions = np.zeros(count, np.int64), np.full(count, -1, np.int64)
     ids[positions], versions[positions] = (
@@ -207,7 +208,10 @@ def _key_text(key: Mapping[str, Any]) -> str:
 
 
 def digest_of_changes(changes: Sequence[Change]) -> bytes | None:
-    """Returns a digest of 16 bytes, or None if rows come from an iterator or a file cannot be read."""
+    """Returns a digest of some changes, of 16 bytes.
+
+    Returns None if rows come from an iterator or a file cannot be read.
+    """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for change in changes:
         digest.update(type(change).__name__.encode())
@@ -226,7 +230,7 @@ def digest_of_changes(changes: Sequence[Change]) -> bytes | None:
 
 
 def digest_of_upsert(rows: Iterable[Row], on: Sequence[str]) -> bytes | None:
-    """Returns a digest of 16 bytes, or None if rows come from an iterator."""
+    """Returns a digest of an upsert, of 16 bytes, or None if the rows come from an iterator."""
     digest, rows = hashlib.blake2b(b"upsert", digest_size=DIGEST_BYTES), as_dicts(rows)
     return digest.digest() if _add(digest, list(on)) and _add_rows(digest, rows) else None
 
@@ -238,8 +242,8 @@ def _add_rows(digest: Hash, rows: object) -> bool:
 def _add(digest: Hash, value: object) -> bool:
     """Adds a value to a digest and returns True, or False if it has no JSON form.
 
-    Uses the JSON that a client sends over HTTP, so that both ways give the same digest. Values that JSON
-    lacks count as their `repr`.
+    Uses the JSON that a client sends over HTTP, so that a change gives the same digest in Python and over
+    HTTP. Uses the `repr` of values that JSON lacks.
     """
     try:
         text = json.dumps(json_value(value), sort_keys=True, default=repr)
@@ -268,10 +272,10 @@ MEMORY_BYTES = 32 * 1024 * 1024
 
 
 class RowFiles:
-    """A writer of the files of a change, and a context manager that deletes its local files at the end."""
+    """A writer of the files of a change. As a context manager, it deletes its local files at the end."""
 
     def __init__(self, context: TableContext, attempt: WriteAttempt, schema: Schema) -> None:
-        """Opens the writer; `schema` is the table's schema as of the commit of the files."""
+        """Opens the writer. `schema` is the schema that the table will have after the commit of the files."""
         self.attempt = replace(attempt, schema_version=schema.version)
         self._lookup = LeafLookup(context.partitions.tree())
         self._writer = LeafFiles(
@@ -293,7 +297,7 @@ class RowFiles:
         self._sorter.add(rows, self._lookup.indexes(rows))
 
     def written(self) -> Sequence[FileWithReferences]:
-        """Writes all added rows to the object store and returns the files, which are then durable."""
+        """Writes all added rows to the object store, durably, and returns the files."""
         return list(self._writer.write(self._sorter))
 
 
@@ -303,7 +307,7 @@ Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A change that is already in blocks, because an upsert has looked up its rows."""
+    """A change whose rows are in blocks already, because an upsert has looked them up."""
 
     batches: Sequence[RowBatch]
 
@@ -323,7 +327,7 @@ _KINDS = (Insert, Update, Patch, Remove, LoadCsv, AddColumn, RenameColumn, Retyp
 class ChangeOptions:
     """The options of a change.
 
-    A change with a `change_id` is made once. If the id is used again, the two digests are compared.
+    A change with a `change_id` is made only once. If a change id is used again, the two digests are compared.
     `wait_seconds` is the timeout for the table's write lock.
     """
 
@@ -340,22 +344,23 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChanges:
-    """The changes to make, and the number of rows that are already as wanted."""
+    """The changes to make, and the number of rows that need no change."""
 
     changes: Sequence[Change | LookedUp]
     unchanged: int = 0
 
 
 Prepare = Callable[[HeldLock, tuple[Column, ...]], PreparedChanges]
-"""A function that returns the changes to make. It takes the table's lock and its columns."""
+"""A function that takes the table's lock and the table's columns, and returns the changes to make."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """The results of a run of changes.
 
-    `rewritten` counts the rows written again for changed column types. `descriptions` has one text for each
-    change of columns. `columns` has the columns from each version on at which they changed.
+    `rewritten` is the number of rows that were written again because a column type changed. `descriptions`
+    has a text for each change of columns. `columns` has a (version, columns) pair for each version at which
+    they changed.
     """
 
     rewritten: int
@@ -373,10 +378,11 @@ class RowChanges:
     locks: RowLocks
 
     def make(self, prepare: Prepare, options: ChangeOptions) -> Changed:
-        """Prepares the changes under the table's write lock, and makes all of them or none.
+        """Prepares changes under the table's write lock, makes all of them or none, and returns the result.
 
-        A change id that was used before returns the result of the first time. A dry run takes no lock and
-        changes nothing. Raises `RowLockHeld`, `RowConflict`, `InvalidRow`, `InvalidColumn`, `CommitIdReused`.
+        If the change id was used before, returns the result of that change. A dry run takes no lock and
+        changes nothing. Raises `RowLockHeld`, `RowConflict`, `InvalidRow`, `InvalidColumn` and
+        `CommitIdReused`.
         """
         if options.change_id is not None:
             check_change_id(options.change_id)
@@ -392,7 +398,7 @@ class RowChanges:
             return self._commit(held, columns, prepared, options)
 
     def _locked(self, options: ChangeOptions) -> AbstractContextManager[HeldLock]:
-        """Returns the table's write lock; for a dry run a stand-in at the newest version, without a lock."""
+        """Returns the table's write lock. For a dry run, returns an object that locks nothing."""
         if not options.dry_run:
             return self.locks.write(options.wait_seconds)
         state = self.store.state()
@@ -401,7 +407,7 @@ class RowChanges:
     def _dry_run(
         self, held: HeldLock, columns: tuple[Column, ...], prepared: PreparedChanges, options: ChangeOptions
     ) -> Changed:
-        """Returns what the changes would do, and writes nothing."""
+        """Returns the result that the changes would have, and writes nothing."""
         plan = ColumnPlan(self.context().followed().schema, columns)
         steps = plan.planned(prepared.changes)
         application = Application(
@@ -452,7 +458,7 @@ class RowChanges:
 
 
 def changed_of(done: Recorded) -> Changed:
-    """Returns the result of a change as callers get it."""
+    """Returns the result of a change, for callers, from its record."""
     counts = {name: getattr(done, name) for name in ("inserted", "updated", "deleted", "unchanged")}
     versions = list(range(done.first_version, done.last_version + 1))
     return Changed(RowIds(done.first_id, done.inserted), versions, counts)
@@ -475,7 +481,7 @@ def _run(
     columns: tuple[Column, ...],
     progress: Progress,
 ) -> _Outcome:
-    """Runs the changes in order. Raises `InvalidRow` and `RowConflict`."""
+    """Runs the changes in order, and returns their results. Raises `InvalidRow` and `RowConflict`."""
     descriptions: list[str] = []
     since: list[tuple[int, tuple[Column, ...]]] = []
     rows = 0
@@ -494,7 +500,7 @@ def _run(
 
 
 def _reshape(conn: psycopg.Connection[Any], context: TableContext, plan: ColumnPlan) -> None:
-    """Records the schema versions of the files, within the transaction of the commit.
+    """Records the new versions of the table's schema, within the transaction of the commit.
 
     Raises `CommitFailed` if another process changed the columns meanwhile.
     """
@@ -520,7 +526,7 @@ def _reshape(conn: psycopg.Connection[Any], context: TableContext, plan: ColumnP
 
 
 def checked_changes(changes: Sequence[Change]) -> list[Change]:
-    """Returns one or several changes as a list. Raises `InvalidRow`."""
+    """Returns one or several changes as a list. Raises `InvalidRow` for other values."""
     if isinstance(changes, _KINDS):
         return [changes]
     if isinstance(changes, str | bytes | Mapping) or not isinstance(changes, Iterable):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 10_000
 LOCK_SECONDS_MAX = 6 * 3_600.0
-"""The longest time that a change may wait for the table's lock, in seconds."""
+"""The longest time for which a change may wait for the table's lock, in seconds."""
 
 
 def check_wait(seconds: object, seconds_max: float) -> None:
@@ -30,7 +30,7 @@ def check_wait(seconds: object, seconds_max: float) -> None:
 def as_dicts(rows: Any) -> Any:
     """Returns the rows of a DataFrame or of Arrow data as dicts. Returns other values unchanged.
 
-    Rows of an Arrow reader can be read only once. Raises `InvalidData` for a column of mixed types.
+    The rows of an Arrow reader can be read only once. Raises `InvalidData` for a column of mixed types.
     """
     if rows is None or isinstance(rows, Mapping | str | bytes | list | tuple | Iterator):
         return rows
@@ -49,7 +49,7 @@ def as_dicts(rows: Any) -> Any:
 
 
 class ArrowRows(Sequence[Mapping[str, Any]]):
-    """The rows of an Arrow table as dicts, each made at its use."""
+    """The rows of an Arrow table, as a sequence of dicts. A dict is made when a caller asks for its row."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -140,8 +140,8 @@ class RenameColumn:
 class RetypeColumn:
     """A new type, `size_max`, default or enum for a column.
 
-    Fields that are left out get the values of a new column, except that a STRING keeps its `size_max`. The
-    change is refused if a value of a current row does not fit.
+    A field that is left out gets the value that it has in a new column, except that a STRING keeps its
+    `size_max`. The change is refused if a value of a current row does not fit.
     """
 
     name: str
@@ -162,8 +162,8 @@ class DropColumn:
 class LoadCsv:
     """The rows of a CSV or TSV file.
 
-    - Rows without ROW_ID are inserted. Rows with ROW_ID are updated, in the columns that the file has.
-    - A row of only ROW_ID and ROW_VERSION is deleted.
+    - Rows without ROW_ID are inserted. In rows with ROW_ID, the columns that the file has are updated.
+    - A row that has only the cells ROW_ID and ROW_VERSION is deleted.
     - With `as_new`, ROW_ID and ROW_VERSION are ignored, and all rows are inserted.
     - `columns` names the file's columns, in place of its header.
     - `null` is a text, or several, that means null where it is not quoted, for example "NA".
@@ -191,7 +191,10 @@ def check_change_id(change_id: object) -> None:
 
 
 def checked_number(what: str, value: object) -> int:
-    """Returns a ROW_ID or ROW_VERSION. Raises `RowNotFound` for values that cannot be one."""
+    """Returns a value that is a ROW_ID or ROW_VERSION.
+
+    Raises `RowNotFound` for a value that cannot be one.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
         raise RowNotFound(f"{what} is a whole number from 1 to {INTEGER_MAX:,}, not {value!r}")
     return value
@@ -205,7 +208,7 @@ def checked_reference(value: object) -> tuple[int, int]:
 
 
 class RowIds(Sequence[int]):
-    """Consecutive ids of rows, in order. They equal a list of the same ids."""
+    """Consecutive ids of rows, in order. The sequence equals a list of the same ids."""
 
     def __init__(self, first: int = 1, count: int = 0) -> None:
         self._range = range(first, first + count)
@@ -239,8 +242,8 @@ class RowIds(Sequence[int]):
 class Changed:
     """The result of a change: the ids of inserted rows in order, the new versions, and counts of rows.
 
-    `changed` counts "inserted", "updated", "deleted" and "unchanged" rows. Unchanged rows had the given
-    values already and were not written.
+    `changed` has the numbers of "inserted", "updated", "deleted" and "unchanged" rows. Unchanged rows had the
+    given values already and were not written.
     """
 
     row_ids: Sequence[int] = field(default_factory=RowIds)
@@ -248,7 +251,10 @@ class Changed:
     changed: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as a JSON object, with the first of the consecutive ids and their number."""
+        """Returns the result as a JSON object.
+
+        In place of the consecutive ids, it has the first id and their number.
+        """
         first = self.row_ids[0] if self.row_ids else None
         return {
             "first_row_id": first,
@@ -279,8 +285,8 @@ _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 def parse_changes(value: object, path_of: Callable[[str], Any] | None = None) -> list[Change]:
     """Returns the changes of a JSON list.
 
-    `path_of` returns the path of a file that `load_csv` names; without it `load_csv` is refused. Raises
-    `InvalidInput`, which names the change by its number, and `InvalidColumn`.
+    `path_of` returns the path of a file that `load_csv` names. Without `path_of`, `load_csv` is refused.
+    Raises `InvalidInput`, which names the change by its number, and `InvalidColumn`.
     """
     if not isinstance(value, list) or not value:
         raise InvalidInput('changes are a list, like [{"insert": [{"name": "a"}]}]')
@@ -329,7 +335,10 @@ def _of_object(kind: str, given: object, where: str, path_of: Callable[[str], An
 
 
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Returns changes as JSON that `parse_changes` takes. Raises `InvalidInput` for other values."""
+    """Returns changes as a JSON list that `parse_changes` can read.
+
+    Raises `InvalidInput` for other values.
+    """
     return [dict([_json(change)]) for change in changes]
 
 

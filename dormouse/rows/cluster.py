@@ -35,7 +35,7 @@ _QUERIES = load(__package__ or "", "cluster")
 
 
 class Source(Protocol):
-    """The row table that is indexed."""
+    """The methods of an indexed row table that indexes call."""
 
     @property
     def name(self) -> str: ...
@@ -54,8 +54,11 @@ class Source(Protocol):
 class Looked:
     """A row table at one moment, with its index if it has one.
 
-    `version` is the newest version. `columns` and `changed_at` belong to the version that was requested, or
-    else to the newest. `incarnation_id` changes with each restore of the database.
+    - `version`: the newest version.
+    - `columns`, `changed_at`: the columns and time of the requested version, by default the newest version.
+    - `incarnation_id`: an id that changes with each restore of the instance's database.
+    - `database`, `build_id`: the place of the index, or None without an index.
+    - `failure`: the reason why the last work on the index failed, or None.
     """
 
     table_id: int
@@ -73,7 +76,10 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An index and its load: seconds of queries, with a half-life of one hour."""
+    """An index with its place and its load.
+
+    The load is the sum of the seconds of its queries. Each hour halves the weight of earlier queries.
+    """
 
     table_id: int
     name: str
@@ -84,7 +90,7 @@ class Placed:
 
 
 class Placements:
-    """The records of an instance's indexes. Threads may share it."""
+    """The records of an instance's indexes and their places in its database. Threads may share it."""
 
     def __init__(self, supplier: Supplier) -> None:
         self._supplier = supplier
@@ -94,7 +100,10 @@ class Placements:
         self._key: bytes | None = None
 
     def look(self, table_id: int, as_of: int | None = None) -> Looked:
-        """Returns a table with its index, in one look-up. Raises `TableNotFound`."""
+        """Returns a table with its index, in one query. With `as_of`, returns the columns of that version.
+
+        Raises `TableNotFound`.
+        """
         known = self._newest.get(table_id)
         values = {"table_id": table_id, "as_of": as_of, "known_since": known}
         rows = self._rows("look", values)
@@ -105,17 +114,20 @@ class Placements:
         return Looked(table_id, name, table_uuid, version, changed_at, columns, *more)
 
     def as_added(self, looked: Looked, known: Collection[int]) -> list[Column]:
-        """Returns the columns not among `known`, as they were added: older rows have that default."""
+        """Returns the columns whose ids are not in `known`, as they were when they were added.
+
+        Their defaults at that time are the values of older rows.
+        """
         ids = [column.column_id for column in looked.columns if column.column_id not in known]
         rows = self._rows("as_added", {"table_id": looked.table_id, "column_ids": ids}) if ids else []
         return [from_jsonb(column) for (column,) in rows]
 
     def changed_count(self, table_id: int, after: int) -> int:
-        """Returns the number of rows that changed after a version."""
+        """Returns the number of rows of a table that changed after a version."""
         return int(self._rows("changed_count", {"table_id": table_id, "after": after})[0][0])
 
     def place(self, looked: Looked, database: str) -> None:
-        """Records the database for a new build of an index, unless another process changed the record."""
+        """Records the database for a new index, unless another process changed the record meanwhile."""
         values = {
             "table_id": looked.table_id, "database": database,
             "was_database": looked.database, "was_build_id": looked.build_id,
@@ -123,7 +135,10 @@ class Placements:
         self._rows("place", values, writes=True)
 
     def built(self, looked: Looked, database: str, build_id: int) -> bool:
-        """Replaces the build of `looked` by a new one. Returns False if another process replaced it first."""
+        """Records a new build in place of the build of `looked`.
+
+        Returns False if another process replaced that build first.
+        """
         values = {
             "table_id": looked.table_id, "database": database, "build_id": build_id,
             "was_database": looked.database, "was_build_id": looked.build_id,
@@ -131,7 +146,7 @@ class Placements:
         return bool(self._rows("built", values, writes=True))
 
     def failed(self, table_id: int, failure: str | None) -> None:
-        """Records the reason of a failure, for users. None clears it."""
+        """Records the reason why work on an index failed, as a text for users. None removes the reason."""
         self._rows("failed", {"table_id": table_id, "failure": failure}, writes=True)
 
     def used(self, table_id: int, seconds: float) -> None:
@@ -141,7 +156,7 @@ class Placements:
         return [Placed(*row) for row in self._rows("loads", {})]
 
     def forget(self, placed: Placed, idle_seconds: float) -> bool:
-        """Deletes the record of an idle index. Returns False if it was used or replaced meanwhile."""
+        """Deletes the record of an idle index. Returns False if the index was used or replaced meanwhile."""
         values = {"table_id": placed.table_id, "build_id": placed.build_id, "idle_seconds": idle_seconds}
         return bool(self._rows("forget", values, writes=True))
 
@@ -160,11 +175,15 @@ class Placements:
         return self._key
 
     def make_key(self) -> None:
-        """Makes the key of page tokens if there is none. A read-only process cannot make it."""
+        """Creates the key that signs page tokens, unless it exists. Fails in a read-only process."""
         self._rows("make_key", {}, writes=True)
 
     def _cached_columns(self, table_id: int, since: int, stored: Sequence[Any] | None) -> tuple[Column, ...]:
-        """Returns the columns from a version on; caches them, if they are given as the database has them."""
+        """Returns the columns that a table has from version `since` on.
+
+        Takes them from `stored`, the form in the database, and caches them. If `stored` is None, takes them
+        from the cache.
+        """
         with self._lock:
             if stored is not None:
                 self._columns[table_id, since] = tuple(map(from_jsonb, stored))
@@ -189,13 +208,17 @@ _NAME_BYTES_MAX = 63
 
 
 class IndexForbidden(InstanceError):
-    """An error: the instance's user may not create a database for indexes. The message has no address."""
+    """An error: the instance's user may not create a database for indexes.
+
+    The message contains no address.
+    """
 
 
 class IndexCluster:
-    """The index databases by name: "1", "2", … on the instance's server, or host:port/database elsewhere.
+    """The index databases of an instance, by name. Threads may share it.
 
-    Databases on the instance's server are created at their first use. Threads may share it.
+    Databases on the instance's own server have the names "1", "2" and so on, and are created at their first
+    use. Databases elsewhere have names such as host:port/database.
     """
 
     def __init__(self, dsn: str, setting: str | None = None) -> None:
@@ -209,9 +232,9 @@ class IndexCluster:
         return list(self._addresses)
 
     def supplier(self, name: str) -> ConnectionSupplier:
-        """Returns connections to a database, after creating and migrating it if needed.
+        """Returns a supplier of connections to a database. Creates or migrates the database if needed.
 
-        Raises `InstanceError` if it cannot be reached or created, or is no longer in the settings.
+        Raises `InstanceError` if the database cannot be reached or created, or is no longer in the settings.
         """
         with self._lock:
             if (open_already := self._suppliers.get(name)) is not None:
@@ -250,7 +273,10 @@ class IndexCluster:
         return name in self._suppliers
 
     def lost(self, name: str) -> None:
-        """Closes the connections to a failing database. The next use connects again, or creates it."""
+        """Closes the connections to a failing database.
+
+        The next use connects again, or creates the database.
+        """
         with self._lock:
             supplier = self._suppliers.pop(name, None)
         if supplier is not None:
@@ -284,9 +310,10 @@ class IndexCluster:
 
 
 def addresses(dsn: str, setting: str | None) -> dict[str, str]:
-    """Returns the DSN of each index database, by its name.
+    """Returns the DSN of each index database, by the name of the database.
 
-    `setting` is the number of databases, or their DSNs separated by spaces. Raises `InvalidInput`.
+    `dsn` is that of the instance. `setting` is the number of databases on the instance's server, or DSNs of
+    databases elsewhere, separated by spaces. Raises `InvalidInput`.
     """
     text = (setting or str(DATABASES)).strip()
     if text.isdigit():

@@ -55,27 +55,36 @@ FORMS: dict[str, tuple[str, str]] = {
     ),
     "FILE": (FILE_REFERENCE, "is no reference to a file: put the file first, which gives the reference"),
 }
-"""The pattern of a type's texts, and the error for other texts. Python and Arrow read the patterns alike."""
+"""The pattern of valid texts of some types, and the error for other texts.
+
+Python and Arrow match the same texts with the patterns.
+"""
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 JSON_CHARACTERS_MAX = 64 * 1024 * 1024
 _SPECIAL = {"nan", "infinity", "inf", "-infinity", "-inf"}
 _WHOLE_FLOAT = re.compile(r"([+-]?\d{1,16})\.0*")
-"""The form in which pandas writes whole numbers beside nulls. With more digits, some may be lost."""
+"""A whole number as pandas writes it in a column with nulls, such as 5.0.
+
+A number of more than 16 digits does not match, because a float may have lost some of its digits.
+"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Misfit(ValueError):
-    """A value that does not fit its type; the message follows the value in an error message."""
+    """An error: a value does not fit its type. Its text completes a sentence that begins with the value."""
 
 
 def stored_value(kind: str, value: Any) -> Any:
-    """Returns a value that is not null as files store it. Raises `Misfit`."""
+    """Returns a value in the form in which files store it. The value is not null. Raises `Misfit`."""
     return _CHECKS[kind](value)
 
 
 def parsed_value(kind: str, text: str) -> Any:
-    """Returns the value of a text as files store it. Raises `Misfit`. The text is stripped and not empty."""
+    """Returns the value of a text in the form in which files store it. Raises `Misfit`.
+
+    The text has no white space at its ends and is not empty.
+    """
     return _PARSERS[kind](text)
 
 
@@ -233,15 +242,16 @@ LINK_MAX = 1_000
 ENUM_MAX = 1_000
 _SHOWN_MAX, _LISTED_MAX = 60, 10
 _LACKING = re.compile(r'^"(NaN|-?Infinity)"$|-0\.0|\\u0000')
-"""JSON that `jsonb` cannot keep: numbers that are not finite, the negative zero, and NUL."""
+"""A pattern of JSON that `jsonb` cannot keep: numbers that are not finite, the negative zero, and NUL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a row table.
 
-    `size_max` is the most characters of a STRING, by default 50. Rows without a value get `default`. `enum`
-    lists the allowed values. The table sets `column_id`, which never changes. Raises `InvalidColumn`.
+    `size_max` is the largest number of characters of a STRING, by default 50. Rows without a value get
+    `default`. `enum` lists the allowed values. The table sets `column_id`, which never changes. Raises
+    `InvalidColumn`.
     """
 
     name: str
@@ -293,17 +303,17 @@ class Column:
 
     @property
     def stored(self) -> DataType:
-        """The type in which files store its values."""
+        """The type in which files store the column's values."""
         return STORED[self.type]
 
     @property
     def characters_max(self) -> int | None:
-        """The most characters of a value, or None for types without such a limit."""
+        """The largest number of characters of a value, or None for types without such a limit."""
         return self.size_max if self.type == "STRING" else LINK_MAX if self.type in FORMS else None
 
     @property
     def stored_default(self) -> Any:
-        """The default as files store it."""
+        """The default value in the form in which files store it."""
         return value_of(self, self.default, "the default", formed=False)
 
     def __str__(self) -> str:
@@ -335,8 +345,8 @@ class Column:
 def check_new(column: Column) -> Column:
     """Returns a new column after checking that its default and enum have the form of its type.
 
-    Raises `InvalidColumn`. Columns that earlier releases made may break this rule, so that only new ones are
-    checked.
+    Raises `InvalidColumn`. Only new columns are checked, because columns of earlier releases may break this
+    rule.
     """
     if (form := FORMS.get(column.type)) is not None:
         for value in (column.default, *(column.enum or ())):
@@ -346,9 +356,9 @@ def check_new(column: Column) -> Column:
 
 
 def to_jsonb(column: Column) -> dict[str, Any]:
-    """Returns a column as the database keeps it.
+    """Returns a column as the JSON object that the database keeps.
 
-    A default that `jsonb` cannot hold becomes JSON text, in a field that earlier releases do not know.
+    A default that `jsonb` cannot hold is kept as JSON text, in a field that earlier releases do not know.
     """
     stored = column.to_json()
     if column.default is not None and _LACKING.search(text := json.dumps(json_value(column.default))):
@@ -358,17 +368,19 @@ def to_jsonb(column: Column) -> dict[str, Any]:
 
 
 def from_jsonb(stored: Any) -> Column:
-    """Returns the column of an object that `to_jsonb` made, or `to_json` in earlier releases."""
+    """Returns the column of an object that `to_jsonb` made, or that `to_json` made in earlier releases."""
     given = dict(stored)
     text = given.pop("default_text", None)
     return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
 def value_of(column: Column, value: Any, label: object, *, formed: bool = True) -> Any:
-    """Returns a value of Python or JSON as files store it. NaN becomes null, except in a DOUBLE.
+    """Returns a Python or JSON value in the form in which files store it.
 
-    With `formed`, a text must have the form of its type (`FORMS`). Raises `InvalidRow`, whose message begins
-    with the label.
+    NaN becomes null, except in a DOUBLE.
+
+    With `formed`, a text must match the pattern of its type in `FORMS`. Raises `InvalidRow`, whose message
+    begins with the label.
     """
     if value is None or (column.type != "DOUBLE" and _is_nan(value)):
         return None
@@ -384,7 +396,10 @@ def _is_nan(value: Any) -> bool:
 
 
 def text_value(column: Column, text: str | None, label: object) -> Any:
-    """Returns the value of a stripped CSV text as files store it. Raises `InvalidRow`, like `value_of`."""
+    """Returns the value of a CSV text in the form in which files store it. The text is stripped.
+
+    Raises `InvalidRow`, whose message begins with the label.
+    """
     if text is None:
         return None
     try:
@@ -458,7 +473,7 @@ def check_columns(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def column_named(columns: Sequence[Column], name: object) -> Column:
-    """Returns the column of a name. Raises `InvalidColumn` if there is none."""
+    """Returns the column with the given name. Raises `InvalidColumn` if there is none."""
     for column in columns:
         if column.name == name:
             return column

@@ -29,7 +29,7 @@ from dormouse.sources.text_reader import Place, TextBatch, TextFile, naming
 # Rows of a table or query as CSV, with ids and versions, so that users can edit and upload them.
 
 _UNWRITTEN = {".xlsx", ".xls", ".ods", ".zip", ".orc", ".avro", ".feather"}
-"""Suffixes of other kinds of files than CSV."""
+"""The suffixes of file formats other than CSV, which an export refuses."""
 
 
 def write_csv(
@@ -47,7 +47,7 @@ def check_written(how: TextFormat) -> None:
 
 
 def with_moments(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Returns the rows with each DATE as text in ISO 8601, which an upload reads as the same time."""
+    """Returns the rows with each DATE as an ISO 8601 text. An upload of such a text gives the same time."""
     dates = [number for number, field in enumerate(reader.schema) if is_date(field)]
     if not dates:
         return reader
@@ -74,7 +74,7 @@ def save_csv(
 ) -> int:
     """Writes all rows to a CSV file and returns their number. A failure leaves no file.
 
-    Compresses files with names such as x.csv.gz. Raises `InvalidInput` for names of other kinds of files.
+    Compresses a file with a name such as x.csv.gz. Raises `InvalidInput` for names of other file formats.
     """
     check_written(how)
     named_format = format_of_name(path)
@@ -90,9 +90,10 @@ def save_csv(
 
 
 def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
-    """Returns all rows of a query, read page by page, all of the first page's version.
+    """Returns all rows of a query, and reads them page by page. All pages have the version of the first page.
 
-    `ask` returns the page of a token. The rows have ROW_ID and ROW_VERSION unless they are groups.
+    `ask` returns the page of a token, or the first page for None. The rows have ROW_ID and ROW_VERSION unless
+    they are groups.
     """
     first = ask(None)
 
@@ -110,11 +111,13 @@ _KEYS = (ROW_ID, ROW_VERSION)
 
 
 def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
-    """Yields the file's rows in blocks. Rows of only ROW_ID and ROW_VERSION are deletions.
+    """Yields the rows of a file in blocks.
 
-    With `as_new` both columns are ignored, and all rows are inserted. Raises `InvalidData` for a file that is
-    not CSV or has other columns than the table, and `InvalidRow` for values that do not fit. Both name the
-    line.
+    A row that has only the cells ROW_ID and ROW_VERSION is a deletion.
+
+    If `as_new` is set in the change, both columns are ignored, and all rows are inserted. Raises
+    `InvalidData` for a file that is not CSV or has columns that the table lacks, and `InvalidRow` for values
+    that do not fit. Both errors name the line.
     """
     if type(change.as_new) is not bool:
         raise InvalidInput(f"as_new must be True or False, not {change.as_new!r}")
@@ -127,7 +130,10 @@ def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
 
 
 def _opened(change: LoadCsv, columns: Sequence[Column]) -> tuple[TextFile, list[Column | str | None]]:
-    """Opens a file in the given format, or in the one it seems to have if it does not fit the table."""
+    """Opens a file in the given format, and returns it with the column of each cell of a row (see `matched`).
+
+    If the columns do not fit the table, opens the file in the format that it seems to have.
+    """
     options = {name: getattr(change, name) for name in TextOptions.__annotations__}
     file = TextFile(change.path, text_format(**options))
     try:
@@ -142,9 +148,10 @@ def _opened(change: LoadCsv, columns: Sequence[Column]) -> tuple[TextFile, list[
 def matched(
     file: TextFile, columns: Sequence[Column], names: Sequence[str] | None = None, *, as_new: bool = False
 ) -> list[Column | str | None]:
-    """Returns the column of each cell of a row, or ROW_ID or ROW_VERSION; with `as_new` None for these two.
+    """Returns, for each cell of a row, the column of the table, or the text ROW_ID or ROW_VERSION.
 
-    `names` replace the names of the header. Raises `InvalidData` for columns that do not fit the table.
+    With `as_new`, returns None in place of these texts. `names` replace the names in the file's header.
+    Raises `InvalidData` for columns that do not fit the table.
     """
     given = tuple(names) if names is not None else file.header or tuple(column.name for column in columns)
     if len(given) != file.width:
@@ -178,7 +185,10 @@ def _named(name: str, known: dict[str, Column | str]) -> Column | str:
 
 
 def _blocks(batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
-    """Yields the same rows in blocks of the size of one version. Rows of different widths stay apart."""
+    """Yields the same rows in batches of the size of one block.
+
+    A batch has only rows with the same number of cells.
+    """
     held: list[TextBatch] = []
     for batch in batches:
         if held and len(held[0].columns) != len(batch.columns):
@@ -230,7 +240,7 @@ def _batch(batch: TextBatch, matches: Sequence[Column | str | None], file: TextF
 
 
 def _numbers(name: str, texts: pa.Array, label: Label, missing: int) -> Ints:
-    """Returns ids or versions, with `missing` for empty cells. Raises `InvalidRow`."""
+    """Returns row ids or row versions from texts, with `missing` for empty texts. Raises `InvalidRow`."""
     texts = pc.ascii_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
     if pc.all(pc.match_substring_regex(texts, r"^[1-9]\d{0,17}$"), skip_nulls=True).as_py() is False:
@@ -243,7 +253,7 @@ def _numbers(name: str, texts: pa.Array, label: Label, missing: int) -> Ints:
 
 
 def _number(text: str) -> int | None:
-    """Returns the number of a text by the rules of INTEGER cells; None if it cannot be an id or version."""
+    """Returns the row id or version in a text, by the rules of INTEGER cells, or None for other texts."""
     try:
         number = int(parsed_value("INTEGER", text))
     except Misfit:

@@ -20,14 +20,14 @@ from dormouse.sources.text_format import TextFormat
 from dormouse.sources.text_reader import TextBatch, TextFile, naming
 
 LOOK_BYTES_MAX = 64 * 1024 * 1024
-"""The bytes of a file that a preview reads, unless it reads the whole file."""
+"""The most bytes of a file that a preview reads, unless it reads the whole file."""
 
 ROWS_SHOWN = 10
 SHOWN_CHARACTERS_MAX = 1_000
 """The most characters of a cell that a preview shows."""
 
 SHOWN_BYTES_MAX = 4 * 1024 * 1024
-"""The most bytes of all rows that a preview shows: it shows fewer rows if they are large."""
+"""The most bytes of the shown rows together. A preview of large rows shows fewer rows."""
 
 NAME_CHARACTERS_MAX = 100
 SIZES = (SIZE_DEFAULT, 100, 250, 500, SIZE_MAX)
@@ -42,9 +42,10 @@ _LIKE: tuple[tuple[ColumnType, str], ...] = (
     ("DATE", r"^\d{4}-\d\d-\d\d[^.,]*([.,]\d{0,3}0*(\D.*)?)?$"),
     ("JSON", r"^\s*[\[{]"),
 )
-"""Types with a pattern for their values, the narrowest first.
+"""The types that a preview can guess, each with a pattern of its values. Narrow types come first.
 
-If all values match, the preview tries to convert them. If no type fits, the column is a STRING.
+If all values of a column match a pattern, the preview tries to convert them to the type. If no type fits, the
+column is a STRING.
 """
 
 
@@ -52,8 +53,9 @@ If all values match, the preview tries to convert them. If no type fits, the col
 class CsvPreview:
     """The guessed columns of a file, its first rows as texts, and the number of rows that were read.
 
-    `columns` has the file's columns in order, without ROW_ID and ROW_VERSION. `rows` has all cells, with None
-    for empty ones. `row_count` counts the rows that were read; with `is_whole` these are all rows.
+    `columns` has the file's columns in order, without ROW_ID and ROW_VERSION. `rows` has all cells of the
+    first rows, with None for empty cells. `row_count` is the number of rows that were read. If `is_whole` is
+    True, these are all rows of the file.
     """
 
     columns: tuple[Column, ...]
@@ -77,15 +79,15 @@ def preview_csv(
     name: str | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> CsvPreview:
-    """Returns a preview of the first 64 MB of a file, or with `whole` of all of it.
+    """Returns a preview of the first 64 MiB of a file, or with `whole` of the whole file.
 
     - Each column gets the narrowest type that all its values fit.
-    - Names are changed where needed, so that they are unique and valid for columns.
+    - The names of columns are changed where needed, so that they are unique and valid.
     - Long cells are cut.
 
-    Errors call the file `name`. `check` is called again and again, and may raise to stop the preview. Raises
-    `InvalidData`, which names the row, for a row with too many or too few cells and for a text that is too
-    long for a column.
+    Error messages call the file `name`. `check` is called repeatedly, and may raise to stop the preview.
+    Raises `InvalidData`, which names the row, for a row with too many or too few cells and for a text that is
+    too long for a column.
     """
     from dormouse.sources.sniffing import other_format  # the client, which lacks numpy, has this module too
 
@@ -150,7 +152,7 @@ def _first(batch: TextBatch, count: int) -> Iterator[tuple[str | None, ...]]:
 
 
 def _names(file: TextFile) -> list[str]:
-    """Returns a valid column name for each cell: the header's, with changes and numbers where needed."""
+    """Returns a valid, unique column name for each cell of a row, close to the name in the header."""
     given = file.header or ("",) * file.width
     names: list[str] = []
     taken: set[str] = set()
@@ -168,7 +170,7 @@ def _names(file: TextFile) -> list[str]:
 
 
 def _valid_name(name: str, number: int) -> str:
-    """Returns a valid column name close to the given one, or one by the column's number."""
+    """Returns a valid column name close to the given name, or else a name with the column's number."""
     words = (
         re.sub(r"\W+", "_", unicodedata.normalize("NFC", name)).strip("_")[:NAME_CHARACTERS_MAX].strip("_")
     )
@@ -182,7 +184,7 @@ def _valid_name(name: str, number: int) -> str:
 
 
 class _Guess:
-    """A guess of a column's type, narrowed down by each batch of values."""
+    """A guess of a column's type. Each batch of values excludes types that do not fit."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -26,12 +26,12 @@ from dormouse.rows.expressions import (
 
 @dataclass(frozen=True)
 class Dialect:
-    """The differences of the two databases."""
+    """The SQL syntax that differs between PostgreSQL and DuckDB, for one of these databases."""
 
     parameter: str
     types: dict[Kind, str]
     text: str
-    """A format for text parameters, so that they are compared byte by byte."""
+    """A template for text parameters, which makes the database compare them byte by byte."""
     modulo: str
     escape: str
     """The clause after a LIKE pattern that makes the backslash its escape character."""
@@ -71,7 +71,7 @@ DUCKDB = Dialect(
 
 
 def column_name(column_id: int) -> str:
-    """Returns the name that a column has in an index, by its id."""
+    """Returns the name that the column with an id has in the tables of an index."""
     special = {ROW_ID_COLUMN: "row_id", ROW_VERSION_COLUMN: "row_version"}
     return special.get(column_id) or f"c_{column_id:d}"
 
@@ -80,7 +80,7 @@ def column_name(column_id: int) -> str:
 class Emitter:
     """A writer of the parts of one SQL statement.
 
-    Equal values share a parameter, so that equal expressions, for example in GROUP BY, have equal SQL.
+    Equal values share a parameter. So equal expressions have equal SQL, which GROUP BY needs, for example.
     """
 
     dialect: Dialect
@@ -97,21 +97,24 @@ class Emitter:
         return _WRITERS.get(expression.operator, Emitter._infix)(self, expression)
 
     def conditions(self, conditions: Sequence[Expression]) -> str:
-        """Returns a WHERE clause of all conditions, or an empty text."""
+        """Returns a WHERE clause of all conditions, or an empty text without conditions."""
         return f" where {' and '.join(map(self.expression, conditions))}" if conditions else ""
 
     def orders(self, orders: Sequence[Order], numbers: dict[Expression, int] | None = None) -> str:
-        """Returns an ORDER BY clause or an empty text. Uses the numbers of selected items where given."""
+        """Returns an ORDER BY clause, or an empty text without orders.
+
+        `numbers` has the numbers of selected items, which the clause uses in place of their SQL.
+        """
         if not orders:
             return ""
         return f" order by {', '.join(self._order(order, numbers or {}) for order in orders)}"
 
     def count(self, rows: int) -> str:
-        """Returns a parameter for LIMIT or OFFSET."""
+        """Returns the SQL of a parameter for LIMIT or OFFSET, whose value is a number of rows."""
         return self._parameter("INTEGER", rows)
 
     def size(self, texts: Sequence[Expression]) -> str:
-        """Returns an expression for the size of several texts together, in bytes."""
+        """Returns the SQL of an expression for the size of several texts together, in bytes."""
         kind, written = self.dialect.types["INTEGER"], map(self.expression, texts)
         return " + ".join(f"coalesce(cast({self.dialect.bytes_of}({text}) as {kind}), 0)" for text in written)
 
@@ -136,7 +139,7 @@ class Emitter:
         return f"({f' {operator} '.join(map(self.expression, applied.operands))})"
 
     def _division(self, applied: Apply) -> str:
-        """Returns a division or modulo that is null if the divisor is 0."""
+        """Returns the SQL of a division or modulo. The result is null if the divisor is 0."""
         left, right = map(self.expression, applied.operands)
         operator = self.dialect.modulo if applied.operator == "%" else applied.operator
         return f"({left} {operator} nullif({right}, {self.expression(Value(applied.operands[1].kind, 0))}))"
@@ -215,7 +218,7 @@ _WRITERS: dict[str, Callable[[Emitter, Apply], str]] = {
 
 
 def _with_backslashes(pattern: str, escape: Any) -> str:
-    """Returns a LIKE pattern with the backslash as its escape character, in place of the given one."""
+    """Returns a LIKE pattern after replacing its escape character by the backslash."""
     written, characters = [], iter(pattern)
     for character in characters:
         if character == escape:

@@ -1,4 +1,4 @@
-"""The parts of a query of a row table after its names and types are resolved, as immutable values."""
+"""The parts of a query of a row table, as immutable values. Names and types in them are resolved already."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
 Kind: TypeAlias = Literal["INTEGER", "DOUBLE", "STRING", "BOOLEAN", "DATE", "JSON", "NULL"]
-"""The type of an expression in comparisons: ENTITY, LINK and FILE count as STRING, a bare null is NULL."""
+"""The kind of an expression, which comparisons need.
+
+ENTITY, LINK and FILE are STRINGs, a literal null is NULL.
+"""
 
 Operator: TypeAlias = Literal[
     "+", "-", "*", "/", "%", "negate", "=", "<>", "<", "<=", ">", ">=", "and", "or", "not", "is null", "in",
@@ -22,14 +25,14 @@ ROW_ID_COLUMN, ROW_VERSION_COLUMN = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A literal of the statement. The database gets it as a parameter."""
+    """A literal value of the statement. The database gets it as a parameter."""
 
     kind: Kind
     value: int | float | str | bool | None
 
 
 class ValueNeeded(Exception):
-    """A sign that the meaning of a statement depends on the value of a parameter."""
+    """A sign that binding a statement needs the value of a parameter, and not only the type."""
 
 
 class Parameter(Value):
@@ -56,7 +59,7 @@ class Parameter(Value):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A column of the row."""
+    """The value of a column in a row."""
 
     kind: Kind
     column_id: int
@@ -68,7 +71,7 @@ class Apply:
 
     - "and", "or", "in" and "coalesce" take any number of operands.
     - "like" may have the escape character as a third operand.
-    - "case" has pairs of a condition and a value, then the value if no condition is true.
+    - "case" has pairs of a condition and a value. The last operand is the value if no condition is true.
     """
 
     kind: Kind
@@ -78,7 +81,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """An aggregate over the rows of a group; `operand` is None for `count(*)`."""
+    """An aggregate over the rows of a group. `operand` is None for `count(*)`."""
 
     kind: Kind
     function: Function
@@ -101,7 +104,7 @@ class Selected:
 
     @property
     def column_id(self) -> int | None:
-        """The id of the column if the item is just a column of the table, else None (also for ROW_ID)."""
+        """The id of the column if the item is a column of the table, or else None. ROW_ID also has None."""
         column_id = self.expression.column_id if isinstance(self.expression, Cell) else 0
         return column_id if column_id > 0 else None
 
@@ -117,7 +120,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A query. It `is_plain` if each of its rows is a row of the table: no groups and no DISTINCT."""
+    """A query.
+
+    It `is_plain` if it has no groups and no DISTINCT, so that each of its rows is a row of the table.
+    """
 
     selected: tuple[Selected, ...]
     distinct: bool = False
@@ -144,9 +150,9 @@ def conditions(where: Expression | None) -> Iterator[Expression]:
 
 
 def compared(condition: Expression) -> Expression | None:
-    """Returns the expression that a condition compares with values, or None.
+    """Returns the expression that a condition compares with values, or None for other conditions.
 
-    Where the condition is true, that expression is not null.
+    In rows for which the condition is true, the expression is not null.
     """
     if isinstance(condition, Apply) and condition.operator in {"=", "<", "<=", ">", ">=", "<>", "in", "like"}:
         return condition.operands[0]
@@ -158,7 +164,7 @@ def compared(condition: Expression) -> Expression | None:
 
 
 def depth(statement: Statement) -> int:
-    """Returns the nesting depth of a statement, with the condition that its pages add for their place."""
+    """Returns the nesting depth of a statement, including the condition that later pages add."""
     level = [item.expression for item in statement.selected]
     level += [
         *statement.groups,
@@ -181,7 +187,7 @@ def _operands(expression: Expression) -> Sequence[Expression]:
 
 
 def filled(expression: Expression, values: Mapping[str, Value]) -> Expression:
-    """Returns an expression with the values of its parameters put in."""
+    """Returns an expression after replacing its parameters by their values."""
     if isinstance(expression, Parameter):
         return values[expression.name]
     if isinstance(expression, Apply):

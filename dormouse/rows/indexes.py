@@ -1,7 +1,7 @@
 """Queries of row tables, answered by indexes.
 
-A query waits for an index that is not up to date. When its time is over it is refused, and a job updates the
-index.
+If the index is not up to date, a job updates the index, and the query waits. After a time limit, the query
+raises an error.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def located(
     on: Sequence[str],
     keys: pa.RecordBatch,
 ) -> pa.Table:
-    """Returns the rows whose columns equal the keys, with the position of the key. Null equals null.
+    """Returns the rows whose columns `on` equal one of the keys. In this comparison, null equals null.
 
-    Raises `InvalidColumn` for a JSON column in `on`.
+    Each row has the position of its key in `keys`. Raises `InvalidColumn` for a JSON column in `on`.
     """
     wanted = [column_named(columns, name) for name in on]
     for column in wanted:
@@ -96,7 +96,7 @@ def located(
 
 
 def _by_nulls(arrays: Sequence[pa.Array]) -> dict[tuple[bool, ...], list[int]]:
-    """Returns the positions of the keys, grouped by the columns in which they are null."""
+    """Returns the positions of keys, grouped by flags of the columns in which the keys are null."""
     groups: dict[tuple[bool, ...], list[int]] = {}
     for number, are_null in enumerate(zip(*(pc.is_null(array).to_pylist() for array in arrays), strict=True)):
         groups.setdefault(are_null, []).append(number)
@@ -129,9 +129,12 @@ Concurrency limits apply to each kind, so a worker whose threads index columns s
 """
 THREADS = 2
 REPORT_SECONDS = 10.0
-"""The pause before a process reports the use of an index again, or starts a job for it again."""
+"""The seconds until a process again reports the use of the same index, or starts a job for the same index."""
 SLOW_SECONDS = 0.02
-"""The duration from which a query is slow, so that columns in its conditions may get indexes."""
+"""The seconds from which a query counts as slow.
+
+The columns in conditions of slow queries may get indexes.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -164,9 +167,10 @@ class RowIndexes:
     ) -> Page:
         """Returns a page of an answer.
 
-        The page shows the given version, or the newest; a following page shows the version of the first.
-        Waits up to `wait_seconds` for the index to be up to date, then raises `IndexNotReady`. A job updates
-        the index, so that a retry works later. Raises also `InvalidQuery`, `InvalidPage` and `PageExpired`.
+        The first page shows the given version, or the newest version. All following pages show the version of
+        the first page. If the index is not up to date within `wait_seconds`, raises `IndexNotReady`. A job
+        then still updates the index, so that a later try succeeds. Also raises `InvalidQuery`, `InvalidPage`
+        and `PageExpired`.
         """
         values = given(parameters)
         wait = Wait(wait_seconds, interruption)
@@ -199,10 +203,12 @@ class RowIndexes:
                 looked = replace(self._placements.look(table.table_id, answer), version=answer)
 
     def locate(self, table: Source, on: Sequence[str], keys: Any, version: int) -> Any:
-        """Returns the rows that have the keys: `position` of the key, ROW_ID, ROW_VERSION and all columns.
+        """Returns the rows that have one of the keys in the columns `on`.
 
-        Updates the index first, to `version`. That must be the newest version, and the caller must hold the
-        table's write lock. Raises `InvalidQuery` if the statement takes too long, and `IndexNotReady`.
+        The result has the columns `position` (of the key in `keys`), ROW_ID, ROW_VERSION and all columns of
+        the table. First updates the index to `version`, which must be the newest version. The caller must
+        hold the table's write lock. Raises `InvalidQuery` if the statement takes too long, and
+        `IndexNotReady`.
         """
         looked = self.bring(table)
         if looked.version != version or looked.database is None or looked.build_id is None:
@@ -214,7 +220,7 @@ class RowIndexes:
         return rows
 
     def bring(self, table: Source) -> Looked:
-        """Updates the index of a table to the newest version, and returns the index and the version.
+        """Updates the index of a table to the newest version, and returns the table with its index.
 
         Raises `IndexNotReady` if no index database can be used.
         """
@@ -229,7 +235,10 @@ class RowIndexes:
             ) from None
 
     def work(self, request: Any, progress: Progress) -> Any:
-        """Runs a job: updates the index of one table, and does the upkeep of all indexes if it is due."""
+        """Runs a job, which updates the index of one table.
+
+        If the upkeep of all indexes is due, also does the upkeep.
+        """
         progress.check()
         try:
             looked = self.indexing.bring(
@@ -293,7 +302,7 @@ class RowIndexes:
             return answer
 
     def _older(self, bound_query: BoundQuery, looked: Looked, interruption: Interruption | None) -> Page:
-        """Returns a page of a version that the index does not have, read from the table's files."""
+        """Returns a page of an older version, which is read from the table's files."""
         from dormouse.rows.older import OlderRows
 
         older = OlderRows(
@@ -313,8 +322,8 @@ class RowIndexes:
     ) -> Page | int | None:
         """Returns a page from the index.
 
-        If the index has another version, returns that version; if there is no index, None. In both cases
-        starts a job that updates the index.
+        If the index has another version, returns this version instead. Returns None if there is no index. In
+        both cases, also starts a job that updates the index.
         """
         began = time.monotonic()
         answer: tuple[Rows, Build | None] | int | None = None
@@ -338,9 +347,10 @@ class RowIndexes:
         at_once: Callable[..., Any] | None = None,
         interruption: Interruption | None = None,
     ) -> Any:
-        """Returns the result of `at_once`, or of `work` if that is unsure; None if the index does not exist.
+        """Returns the result of `at_once`. If `at_once` raises `Unsure`, returns the result of `work`.
 
-        Raises `InvalidQuery`, `PageExpired`, and `IndexNotReady` if the index's database cannot be used.
+        Returns None if the index does not exist. Raises `InvalidQuery`, `PageExpired`, and `IndexNotReady` if
+        the index's database cannot be used.
         """
         database, build_id = looked.database or "", looked.build_id or 0
         try:
@@ -416,7 +426,10 @@ class RowIndexes:
         )
 
     def _note(self, bound_query: BoundQuery, looked: Looked, build: Build | None, seconds: float) -> None:
-        """Records the use of an index, and after a slow query the columns that an index would help."""
+        """Records the use of an index.
+
+        After a slow query, also counts the columns whose index would help the query.
+        """
         if seconds > SLOW_SECONDS and (sought := pages.sought(bound_query.statement)):
             with suppress(
                 DormouseError, psycopg.Error
@@ -445,9 +458,10 @@ class RowIndexes:
             self._start(looked, wanted)
 
     def _start(self, looked: Looked, columns: Collection[int] = ()) -> bool:
-        """Starts a job that updates the index, or indexes columns. Returns False if it did so just before.
+        """Starts a job that updates the index of a table, or that indexes `columns` in it.
 
-        Starts also this process's worker for such jobs. Raises `IndexNotReady` in a read-only instance.
+        Does nothing and returns False if this process has just started the same job. Also starts this
+        process's worker for such jobs. Raises `IndexNotReady` in a read-only instance.
         """
         key = (looked.table_id, looked.version, tuple(columns))
         with self._lock:

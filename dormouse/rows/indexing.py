@@ -35,23 +35,26 @@ if TYPE_CHECKING:
     from dormouse.jobs.worker import Worker
 
 PAGE_SECONDS = 3_600.0
-"""The time for which a query can go on to its next page."""
+"""The seconds for which a query can read its next page."""
 IDLE_SECONDS = 7 * 86_400.0
-"""The time after which an index without queries is dropped."""
+"""The seconds after which an index without queries is dropped."""
 UPKEEP_SECONDS = 3_600.0
 BALANCE_SECONDS = 60.0
-"""The difference of load, in seconds of queries an hour, from which an index moves to another database."""
+"""The difference in load between two databases from which an index moves from one to the other.
+
+The load is in seconds of queries per hour.
+"""
 INDEXED_ROWS_MIN = 10_000
 INDEXED_COLUMNS_MAX = 16
 UNUSED_SECONDS = 86_400.0
-"""The time after which the index of a column is dropped if no query used it."""
+"""The seconds after which the index of a column is dropped if no query used it."""
 
 REBUILT_ROWS_MIN = 25_000
 REBUILT_SHARE = 0.5
-"""The share of changed rows from which a new build costs less than an update.
+"""The ratio of changed rows to all rows from which a new build costs less than an update.
 
-A row of an update costs 2.5 times as much as a row that is copied into a new build, and more with each index
-of a column.
+A row of an update costs 2.5 times as much as a row that is copied into a new build. Each index of a column
+increases this factor.
 """
 
 UNREACHABLE = (
@@ -61,9 +64,9 @@ UNREACHABLE = (
     CommitOutcomeUnknown,
     psycopg.OperationalError,
 )
-"""Errors that another index database may not have."""
+"""The errors of a database that cannot be used. Another index database may be without them."""
 GONE = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction)
-"""Errors of an index whose tables another process dropped."""
+"""The errors of PostgreSQL for an index whose tables another process dropped."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +90,11 @@ class Indexing:
         self._lock = threading.Lock()
 
     def bring(self, table: Source, *, columns: Collection[int] = (), waits: bool = True) -> Looked:
-        """Updates the index of a table to the newest version, or builds it; returns the table and its index.
+        """Builds the index of a table or updates it to the newest version. Returns the table with its index.
 
-        Gives the columns whose ids are in `columns` indexes of their own. If the index's database cannot be
-        used, builds the index in another one. If another process is working on the index, waits for it, or
-        with `waits=False` raises `BuildBusy`. Raises `InstanceError` if no database can be used.
+        Indexes each column whose id is in `columns`. If the index's database cannot be used, builds the index
+        in another database. If another process is working on the index, waits for that process, or with
+        `waits=False` raises `BuildBusy`. Raises `InstanceError` if no database can be used.
         """
         failed: set[str] = set()
         seconds = math.inf if waits else 0.0
@@ -124,11 +127,14 @@ class Indexing:
                     raise
 
     def builds(self, database: str) -> Builds:
-        """Returns the builds of a database. Raises `InstanceError` if it cannot be reached."""
+        """Returns the builds of a database. Raises `InstanceError` if the database cannot be reached."""
         return Builds(self.cluster.supplier(database))
 
     def column_indexes(self, database: str) -> ColumnIndexes:
-        """Returns the column indexes of a database. Raises `InstanceError` if it cannot be reached."""
+        """Returns the column indexes of a database.
+
+        Raises `InstanceError` if the database cannot be reached.
+        """
         return ColumnIndexes(self.cluster.supplier(database))
 
     def heal(self, looked: Looked) -> None:
@@ -140,15 +146,19 @@ class Indexing:
             self.builds(looked.database).drop(looked.build_id, looked.table_uuid)
 
     def move(self, table: Source, database: str) -> bool:
-        """Builds the index in another database and uses it from then on.
+        """Builds the index in another database, which replaces the old index.
 
-        Returns False if the index is there already, or if another process changed it meanwhile.
+        Returns False if the index is in that database already, or if another process changed the index
+        meanwhile.
         """
         looked = self.placements.look(table.table_id)
         return looked.database != database and self._build(table, looked, database)
 
     def upkeep(self, open_table: Callable[[str], Source]) -> None:
-        """Drops idle indexes, builds that are no longer used, and unknown builds; balances the databases."""
+        """Drops idle indexes, builds that are no longer used, and unknown builds.
+
+        Balances the load of the databases.
+        """
         placed = self.placements.all()
         used = {index.database for index in placed}
         for index in placed:
@@ -185,7 +195,7 @@ class Indexing:
         return math.inf if build is None or build.is_retired else max(0, looked.version - build.version)
 
     def upkeep_is_due(self) -> bool:
-        """Returns True once in `UPKEEP_SECONDS`, so that a worker of this process does the upkeep."""
+        """Returns True once in `UPKEEP_SECONDS`. The worker that gets True must do the upkeep."""
         with self._lock:
             if time.monotonic() - self._upkept < UPKEEP_SECONDS:
                 return False
@@ -237,7 +247,7 @@ class Indexing:
         return True
 
     def _costs_less_anew(self, looked: Looked, build: Build) -> bool:
-        """Returns whether a new build costs less than an update with the rows that changed."""
+        """Returns whether a new build costs less than an update of the present build."""
         if build.version >= looked.version:
             return False
         count = self.placements.changed_count(looked.table_id, build.version)
@@ -283,7 +293,7 @@ class Indexing:
 
 
 def cause(error: BaseException) -> str:
-    """Returns the reason why an index cannot be used, for users: without the address of its database."""
+    """Returns the reason why an index cannot be used, as a text for users without the database's address."""
     if isinstance(error.__cause__, psycopg.errors.DiskFull):
         return "the disk of the database is full"
     if isinstance(error, IndexForbidden):
@@ -294,14 +304,14 @@ def cause(error: BaseException) -> str:
 
 
 def probed(conn: psycopg.Connection[Any], build: Build) -> Build:
-    """Returns a build after reading from its tables, which raises an error of `GONE` if they do not exist."""
+    """Returns a build after reading from its tables. Raises an error of `GONE` if a table does not exist."""
     for kind in ("current", "superseded", "incoming"):
         conn.execute(f"select 1 from {kind}_{build.build_id} limit 1")
     return build
 
 
 def balanced(placed: Sequence[Placed], databases: Sequence[str]) -> tuple[Placed, str] | None:
-    """Returns the index to move and the database to move it to, or None if the loads are balanced."""
+    """Returns the index to move and its new database, or None if the loads of the databases are balanced."""
     loads = dict.fromkeys(databases, 0.0)
     for index in placed:
         if index.database is not None and index.database in loads:
@@ -316,14 +326,17 @@ def balanced(placed: Sequence[Placed], databases: Sequence[str]) -> tuple[Placed
 
 
 FINISH_SECONDS, END_SECONDS = 2.0, 5.0
-"""The longest waits of a program that ends: for the work on an index, and then for the worker's thread."""
+"""The longest waits of a program that ends, in seconds.
+
+The first wait is for the work on an index, the second for the end of the worker's thread.
+"""
 
 
 class IndexWorker:
-    """The worker of this process for jobs on indexes, which starts with the first job.
+    """The worker of this process for jobs on indexes. It starts with the first job that the process starts.
 
-    So such jobs run even if there is no other worker. If a program ends without closing its instance, the
-    worker stops before an embedded server does.
+    So such jobs run even if no other worker runs. If a program ends without closing its instance, the worker
+    stops before an embedded server does.
     """
 
     def __init__(self, make: Callable[[], Worker]) -> None:
@@ -347,9 +360,9 @@ class IndexWorker:
             thread.start()
 
     def close(self, *, waits: bool = False) -> None:
-        """Stops the worker; workers of other processes run its jobs.
+        """Stops the worker. Workers of other processes then run its jobs.
 
-        With `waits`, gives the present job a moment to finish, and then waits for the thread to end.
+        With `waits`, waits a moment for the end of the present job, and then for the end of the thread.
         """
         with self._lock:
             running, self._running = self._running, None

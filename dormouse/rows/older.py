@@ -20,7 +20,7 @@ from dormouse.rows.emit import DUCKDB, column_name
 
 SOURCE = "rows_then"
 MEMORY = "1GB"
-"""DuckDB's memory for a query. A query that needs more spills to disk."""
+"""The memory that DuckDB may use for a query. A query that needs more uses the disk."""
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,
     "python_enable_replacements": False,
@@ -51,10 +51,10 @@ class OlderRows:
         self._interruption = interruption or Interruption()
 
     def ask(self, text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Returns the rows of a statement that `emit.py` wrote.
+        """Executes a statement that `emit.py` wrote, and returns its rows.
 
-        Raises `InvalidQuery` if a result does not fit its type or the statement takes too long, and
-        `QueryTooLarge`.
+        Raises `InvalidQuery` if a result does not fit its type or the statement takes too long. Raises
+        `QueryTooLarge` if the statement needs too much memory.
         """
         used = [column for column in self._columns if _is_in(column_name(column.column_id or 0), text)]
         with self._current([column.name for column in used]) as reader:
@@ -71,7 +71,7 @@ class OlderRows:
 
     @contextmanager
     def _limited(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-        """Interrupts a statement that takes too long, and translates DuckDB's errors."""
+        """Interrupts a statement in the block if it takes too long, and translates DuckDB's errors."""
         is_late = threading.Event()
 
         def end() -> None:
@@ -100,6 +100,9 @@ class OlderRows:
 
 
 def _is_in(name: str, text: str) -> bool:
-    """Returns whether a statement reads a column. c_1 must not match c_12, so no digit may follow."""
+    """Returns whether the text of a statement contains the name of a column.
+
+    No digit may follow the name, so that c_1 does not match c_12.
+    """
     parts = text.split(name)
     return any(not part[:1].isdigit() for part in parts[1:])

@@ -1,7 +1,8 @@
-"""Pages of a query's rows: the SQL statements that read them, for any database that answers.
+"""The pages of a query's rows, and the SQL statements that read them from PostgreSQL or DuckDB.
 
-A page of a table's rows begins after the last row of the page before, by its place in the order. So the cost
-of a page depends on its own rows only. Groups and distinct rows are few: pages of them use OFFSET.
+A page of a table's rows begins after the last row of the page before, by the place of this row in the order.
+So the cost of a page depends only on its own rows. Pages of groups and of distinct rows use OFFSET, because
+such rows are few.
 """
 
 from __future__ import annotations
@@ -45,14 +46,17 @@ _NOTHING: Expression = Value("BOOLEAN", False)
 
 @dataclass(frozen=True)
 class Part:
-    """One of the statements of a page. The rows of the next part follow its rows in the order."""
+    """A part of a page's rows, which one SQL statement reads.
+
+    The rows of the next part come later in the order.
+    """
 
     conditions: tuple[Expression, ...]
     orders: tuple[Order, ...]
 
 
 def total_order(statement: Statement) -> tuple[Order, ...]:
-    """Returns the order of a statement, extended so that no two rows are equal in it."""
+    """Returns the order of a statement, extended by expressions so that no two rows are equal in it."""
     orders = list(statement.orders)
     if statement.is_plain:
         more: Sequence[Expression] = [ROW_ID_CELL]
@@ -70,10 +74,11 @@ def total_order(statement: Statement) -> tuple[Order, ...]:
 
 
 def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
-    """Returns the parts of a plain statement's rows after a place, given as values of `total_order`.
+    """Returns the parts of a plain statement's rows that come after a place in the order.
 
-    Rows with a null in the first expression of the order and rows without are two parts. An index has each
-    of them in order, so that the database finds the place without a scan.
+    `place` has the values of the expressions of `total_order`, or is None for all rows. Rows with a null in
+    the first expression are one part, and all other rows are another. In each part, an index has the rows in
+    order, so the database finds the place without a scan.
     """
     orders = total_order(statement)
     first, rest = orders[0], orders[1:]
@@ -109,10 +114,10 @@ def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
 
 
 def plain_items(statement: Statement) -> tuple[list[Expression], list[int]]:
-    """Returns the items that a plain statement reads of each row, and the positions of the order's values.
+    """Returns the expressions that a plain statement reads of each row, and positions of the order's values.
 
-    The items are the selected ones, then the row's id and version, then expressions of the order that are
-    not among them.
+    The expressions are the selected ones, then the row's id and version, then other expressions of the order.
+    The positions tell where the values of `total_order` are among these expressions.
     """
     items: list[Expression] = [
         *(item.expression for item in statement.selected),
@@ -141,8 +146,8 @@ def plain(
 ) -> tuple[str, dict[str, Any]]:
     """Returns SQL and its parameters for the rows of a part, with the columns of `plain_items`.
 
-    A statement that selects JSON stops at the row whose JSON reaches `json_bytes` in sum. It has two more
-    columns: the size of the row's JSON in bytes, and the sum of the sizes so far.
+    If the statement selects JSON, it ends at the row at which the sum of JSON sizes reaches `json_bytes`.
+    Then it has two more columns: the size of the row's JSON in bytes, and the sum of the sizes so far.
     """
     emitter = Emitter(dialect)
     items = _named(map(emitter.expression, plain_items(statement)[0]))
@@ -161,7 +166,7 @@ def plain(
 def grouped(
     statement: Statement, source: str, dialect: Dialect, rows: int, offset: int
 ) -> tuple[str, dict[str, Any]]:
-    """Returns SQL and its parameters for groups or distinct rows."""
+    """Returns SQL and its parameters for a page of groups or distinct rows."""
     emitter = Emitter(dialect)
     text = _grouped(emitter, statement, source)
     numbers: dict[Expression, int] = {}
@@ -225,9 +230,10 @@ def _grouped(emitter: Emitter, statement: Statement, source: str) -> str:
 
 
 def _named(expressions: Iterable[str]) -> str:
-    """Returns the list of a SELECT.
+    """Returns the select list of a statement, in which each expression has a name of its own.
 
-    PostgreSQL would call a cast as the column within it, and ORDER BY looks for names of the list first.
+    Otherwise PostgreSQL would give a cast the name of the column in it, and ORDER BY would find that name
+    first.
     """
     return ", ".join(f"{text} as i{number}" for number, text in enumerate(expressions, start=1))
 
@@ -238,7 +244,7 @@ def _bounded(emitter: Emitter, text: str, rows: int, offset: int) -> str:
 
 
 def _after(orders: Sequence[Order], place: Sequence[Any], *, nulls: bool = True) -> Expression:
-    """Returns the condition that a row comes after a place.
+    """Returns the condition that a row comes after a place in the order.
 
     `nulls` is False if no row has a null in the first expression of the order.
     """
@@ -272,7 +278,7 @@ def _not(expression: Expression) -> Apply:
 
 PAGE_ROWS, PAGE_ROWS_MAX = 1_000, 100_000
 PAGE_BYTES = 64 * 1024 * 1024
-"""The most bytes of a page in Python's memory, if all values have the largest size.
+"""The most bytes of a page in Python's memory, computed with the largest size of each value.
 
 A page has at least one row.
 """
@@ -281,12 +287,12 @@ JSON_BYTES_MAX = 16 * 1024 * 1024
 _JSON_BYTES = 4_000
 
 Ask = Callable[[str, dict[str, Any]], list[tuple[Any, ...]]]
-"""Executes a statement with its parameters."""
+"""A function that executes a statement with its parameters, and returns the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectColumn:
-    """A column of the answer; `column_id` is set if it is an unchanged column of the table."""
+    """A column of the answer. `column_id` is set if it is an unchanged column of the table."""
 
     name: str
     type: str
@@ -297,7 +303,7 @@ class SelectColumn:
 class Page(Frames):
     """Some rows of an answer, and the token of the next page. `arrow()`, `df()` and `pl()` have these rows.
 
-    `row_ids` and `row_versions` have one entry for each row; they are None if rows are groups. All pages of a
+    `row_ids` and `row_versions` have one entry for each row, or are None if rows are groups. All pages of a
     query show the same `version` of the table, which was committed at `changed_at`. A page has at most
     `max_rows` rows.
     """
@@ -314,14 +320,14 @@ class Page(Frames):
 
     @property
     def count(self) -> int:
-        """The number of rows of the whole answer, counted at each use, at the page's version.
+        """The number of rows of the whole answer in the page's version. Each access counts the rows again.
 
         Raises the errors of `query`, for example `PageExpired`.
         """
         return self._count()
 
     def beside_keys(self) -> list[int]:
-        """Returns the numbers of the columns that do not repeat `row_ids` and `row_versions`."""
+        """Returns the positions of the columns other than ROW_ID and ROW_VERSION."""
         keys = () if self.row_ids is None else (ROW_ID, ROW_VERSION)
         return [number for number, column in enumerate(self.columns) if column.name.upper() not in keys]
 
@@ -376,8 +382,9 @@ class Page(Frames):
 class Rows:
     """The rows that were read for a page.
 
-    If `more` rows follow, the next page begins after `place`, the last row's place in the order, or after the
-    first `given` rows.
+    `given` is the number of rows of this and all earlier pages. If `more` is True, the next page begins after
+    `place`, the place of the last row in the order. Pages of groups have no `place` and begin after `given`
+    rows.
     """
 
     rows: list[tuple[Any, ...]]
@@ -436,7 +443,7 @@ def count(statement: Statement, ask: Ask, source: str, dialect: Dialect) -> int:
 def _plain(
     statement: Statement, ask: Ask, source: str, dialect: Dialect, wanted: int, place: Sequence[Any] | None
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """Returns up to `wanted` rows, and whether they end early because their JSON reached its limit."""
+    """Returns up to `wanted` rows, and True if they end early because their JSON reached its limit."""
     read_rows: list[tuple[Any, ...]] = []
     bytes_left, has_sizes = JSON_BYTES_MAX, bool(texts_of_json(statement))
     offset = statement.offset if place is None else 0
@@ -485,10 +492,13 @@ def _width(column: Column) -> int:
 
 
 INDEX_WAIT_SECONDS = 10.0
-"""How long a query waits for the index of its table by default."""
+"""The seconds for which a query waits, by default, for the index of its table."""
 
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.02, 0.25
-"""The pause before a waiting query checks the index again, in seconds: it grows with the time waited."""
+"""The shortest and longest pause, in seconds, before a waiting query checks the index again.
+
+The pause grows with the time that the query has waited.
+"""
 
 
 class Wait:
@@ -500,7 +510,7 @@ class Wait:
         self._interruption = interruption
 
     def pause(self, refusal: IndexNotReady) -> None:
-        """Sleeps before the next check. Raises `refusal` when the time is over."""
+        """Sleeps before the next check of the index. Raises `refusal` if the query has waited too long."""
         waited = time.monotonic() - self._began
         if waited >= self._seconds:
             refusal.data = {**refusal.data, "seconds": round(waited, 3)}

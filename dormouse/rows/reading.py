@@ -1,4 +1,7 @@
-"""Reads of a row table's files: its rows as of a version, streamed, and versions of rows by their ids."""
+"""The reader of a row table's files.
+
+It streams the rows of a version, and looks up versions of rows by ids.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,10 @@ class RowReader:
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in kept if batch.num_rows))
 
     def changed(self, after: int, till: int, columns: Sequence[Column], ranges: Ints) -> pa.RecordBatchReader:
-        """Returns all row versions after version `after` and up to `till`, also deletions, sorted by id.
+        """Returns all versions of rows after version `after` and up to `till`, sorted by row id.
 
-        `ranges` must cover all rows that changed in between, as (first id, last id) rows.
+        The result includes versions that delete a row. `ranges` is an array of (first id, last id) pairs,
+        which must cover all rows that changed in between.
         """
         schema = _schema(columns, deleted=True)
         wanted = spans(ranges[:, 0], ranges[:, 1], SPANS_MAX)
@@ -50,9 +54,9 @@ class RowReader:
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in found if batch.num_rows))
 
     def rows(self, ids: Ints, versions: Ints, columns: Sequence[Column]) -> pa.Table:
-        """Returns the given versions of rows, sorted by id. Skips versions that do not exist.
+        """Returns the given version of each given row, sorted by row id. Skips versions that do not exist.
 
-        `ids` must ascend. Versions that delete a row are among the results.
+        `ids` must ascend. The result includes versions that delete a row.
         """
         schema = _schema(columns, deleted=True)
         if not len(ids):
@@ -85,7 +89,10 @@ def _ranges(wanted: Sequence[tuple[int, int]]) -> list[Range]:
 
 
 def _stored_names(schema: Schema, columns: Sequence[Column]) -> list[str]:
-    """Returns the columns' names in a schema of the table. Raises `SchemaMoved` if the schema lacks some."""
+    """Returns the names that columns have in a schema of the table. Finds them by their column ids.
+
+    Raises `SchemaMoved` if the schema lacks some of the columns.
+    """
     names = {column.column_id: name for name, column in zip(schema.names, schema.shape.columns, strict=True)}
     try:
         return [*_KEYS, *(names[column.column_id or 0] for column in columns)]

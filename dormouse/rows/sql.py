@@ -1,4 +1,4 @@
-"""The parser of queries of row tables: sqlglot parses the text, and everything not allowed is refused.
+"""The parser of queries of row tables. It parses the text with sqlglot, and refuses all that is not allowed.
 
 Only the listed kinds of nodes are allowed, with the listed arguments. No text of the query is executed:
 `binding.py` turns the tree into values of its own, and `emit.py` turns these into SQL.
@@ -35,7 +35,10 @@ N = TypeVar("N", bound=exp.Expression)
 
 
 class _Dialect(Dialect):
-    """The SQL that all databases share, with only ' and " as quotes. Nulls are sorted last, as in DuckDB."""
+    """The SQL dialect of queries, which has only common syntax, and only ' and " as quotes.
+
+    Nulls are sorted last.
+    """
 
     NULL_ORDERING = "nulls_are_last"
 
@@ -57,7 +60,10 @@ WORDS = {
 
 
 def parse(text: object) -> exp.Select:
-    """Returns the tree of one SELECT, checked only at its root. Raises `InvalidQuery`."""
+    """Returns the syntax tree of a text that is one SELECT. Raises `InvalidQuery` for other texts.
+
+    Does not check the parts of the SELECT.
+    """
     if not isinstance(text, str) or not text.strip():
         raise InvalidQuery(f"a query is a text of SQL, not {_shortened(repr(text))}")
     if len(text) > CHARACTERS_MAX:
@@ -94,7 +100,10 @@ def parse(text: object) -> exp.Select:
 
 
 def _keep_names(trees: Sequence[exp.Expr], text: str) -> None:
-    """Records the name of each function as in the text, because sqlglot may rename it. For error messages."""
+    """Records in the tree the name that each function has in the text, for error messages.
+
+    This is needed because sqlglot may rename functions.
+    """
     for tree in trees:
         for node in tree.find_all(exp.Func):
             if "start" in node.meta:
@@ -102,7 +111,7 @@ def _keep_names(trees: Sequence[exp.Expr], text: str) -> None:
 
 
 def only(node: N, *names: str) -> N:
-    """Returns the node if it has no other arguments. Else raises `InvalidQuery`, which names one."""
+    """Returns the node if it has no arguments but the named ones. Otherwise raises `InvalidQuery`."""
     for name, value in node.args.items():
         if name not in names and value not in (None, False, []):
             raise refused(value[0] if isinstance(value, list) else value, name)
@@ -131,7 +140,7 @@ def name_node(node: object) -> exp.Identifier:
 
 
 def label(node: exp.Expression) -> str:
-    """Returns the name of a selected item without an alias: its own SQL."""
+    """Returns the name of a selected item that has no alias. The name is the SQL of the item."""
     return _shortened(node.sql(dialect=_Dialect, normalize_functions="lower", comments=False))
 
 

@@ -47,18 +47,26 @@ Given = tuple[tuple[str, Value], ...]
 """The values of parameters, by their names in lower case, sorted by name."""
 
 DEPTH_MAX = 200
-"""The deepest nesting of expressions: each level takes three of Python's 1,000 stack frames."""
+"""The deepest nesting of expressions. Each level takes three of the 1,000 stack frames that Python allows."""
 INTEGER_BITS_MAX = 1_400
 """The most bits of an integer parameter.
 
 That is more than any DOUBLE has, and below the limit at which Python refuses to convert an integer to text.
 """
 REMEMBERED_CHARACTERS_MAX = 10_000
-"""The most characters of a query and its values that is cached: a parsed query is some 100 times as large."""
+"""The most characters of a query, with its values, that is cached.
+
+A parsed query is about 100 times as large.
+"""
 
 
 def given(values: Parameters | None) -> Given:
-    """Returns checked parameters: a list for $1, $2, …, or a dict for $name. Raises `InvalidQuery`."""
+    """Returns the checked values of parameters, by name.
+
+    A list gives $1, $2 and so on, and a dict gives $name.
+
+    Raises `InvalidQuery`.
+    """
     if not values:
         return ()
     checked = checked_parameters(values)
@@ -70,7 +78,7 @@ def given(values: Parameters | None) -> Given:
 
 
 def statement_of(text: str, table: str, columns: Sequence[Column], values: Given = ()) -> Statement:
-    """Returns a query, parsed and bound to a table of these columns. Raises `InvalidQuery`."""
+    """Parses a query and binds it to a table with the given columns. Raises `InvalidQuery`."""
     columns = tuple(columns)
     if not isinstance(text, str) or len(text) > REMEMBERED_CHARACTERS_MAX:
         return _bound(text, table, columns, values)
@@ -88,9 +96,9 @@ def statement_of(text: str, table: str, columns: Sequence[Column], values: Given
 def _template(
     text: str, table: str, columns: tuple[Column, ...], kinds: tuple[tuple[str, Kind], ...]
 ) -> Statement | None:
-    """Returns a query with open parameters, given only their types.
+    """Returns a query that is bound with only the types of its parameters, so that all values can share it.
 
-    Returns None if binding needs the values, or if parameters occur outside the condition.
+    Returns None if the binding needs the values, or if parameters occur outside the WHERE condition.
     """
     try:
         template = _bound(text, table, columns, tuple((name, Parameter(kind, name)) for name, kind in kinds))
@@ -119,12 +127,18 @@ _cached = lru_cache(maxsize=256)(_bound)
 
 @lru_cache(maxsize=64)
 def _tree(text: str) -> exp.Select:
-    """Returns the parsed text of a query with parameters. Callers must not change the tree: it is cached."""
+    """Returns the syntax tree of a query with parameters.
+
+    Callers must not change the tree, which is cached.
+    """
     return parse(text)
 
 
 def _value(name: str, value: Any) -> Value:
-    """Returns a parameter as a literal of the same value would be bound. Raises `InvalidQuery`."""
+    """Returns the value of a parameter in the form in which a literal of this value is bound.
+
+    Raises `InvalidQuery` for a value that cannot be a parameter.
+    """
     if value is None:
         return Value("NULL", None)
     if isinstance(value, bool):
@@ -150,7 +164,8 @@ def _value(name: str, value: Any) -> Value:
 class BoundQuery:
     """A query that is bound to a version of a table.
 
-    For a page after the first, `place` has the last row's position and `given` the number of rows before.
+    For a page after the first page, `place` is the position of the last row of the page before. `given` is
+    the number of rows of all earlier pages.
     """
 
     table: Source
@@ -167,13 +182,16 @@ class BoundQuery:
 def bound(
     table: Source, text: str, looked: Looked, version: int, page_rows: int | None, values: Given
 ) -> BoundQuery:
-    """Returns a query that is bound to the columns of a table at a version. Raises `InvalidQuery`."""
+    """Parses a query and binds it to the columns of a table at a version. Raises `InvalidQuery`."""
     statement = statement_of(text, looked.name, looked.columns, values)
     return BoundQuery(table, text, statement, looked.columns, version, page_rows, values)
 
 
 def page_at_once(query: BoundQuery, builds: Builds, looked: Looked, build_id: int) -> tuple[Rows, None]:
-    """Returns the rows of a page with a single statement. Raises `Unsure` if that is not enough."""
+    """Returns the rows of a page from a single statement, and None in place of a build.
+
+    Raises `Unsure` if one statement cannot answer.
+    """
     if query.statement.limit is not None and query.given >= query.statement.limit:
         raise Unsure  # no statement would run, so none would check the build
     rows = pages.read(
@@ -189,14 +207,14 @@ def page_at_once(query: BoundQuery, builds: Builds, looked: Looked, build_id: in
 
 
 def build_of(conn: psycopg.Connection[Any], build: Build) -> Build:
-    """Returns the build itself."""
+    """Returns the given build, for callers that only look the build up."""
     return build
 
 
 def page_of(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
     """Returns the rows of a page and the build.
 
-    Returns the version of the index instead if the index does not have the query's version. Raises
+    If the build does not have the query's version, returns the version of the build instead. Raises
     `PageExpired`.
     """
     is_first = query.place is None and not query.given
@@ -219,14 +237,15 @@ def page_of(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> t
 
 
 def count_of(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> int:
-    """Returns the number of rows of the answer. Raises `PageExpired`."""
+    """Returns the number of rows of the whole answer of a query. Raises `PageExpired`."""
     return pages.count(query.statement, partial(_execute, conn), _source(query, conn, build), POSTGRES)
 
 
 def _source(query: BoundQuery, conn: psycopg.Connection[Any], build: Build) -> str:
-    """Returns SQL for the rows of the query's version. Raises `PageExpired`.
+    """Returns the SQL of a source for FROM, which has the rows of the query's version. Raises `PageExpired`.
 
-    The index's own version is in its table. An older one also needs the rows that were superseded since.
+    The rows of the build's present version are in one table. An older version also needs the rows that were
+    superseded after this version.
     """
     if not has_version(conn, build, query.version):
         reason = f"the rows of version {query.version} are no longer kept: begin the query again"
@@ -256,24 +275,24 @@ _REFUSED = "the page token does not belong to this table, or is incomplete: begi
 class PageToken:
     """The state of a query between two pages: its text, its version, and the place of the last row.
 
-    `database` and `build_id` name the index that the query reads; None if it reads the files.
+    `database` and `build_id` name the index that the query reads. They are None if the query reads files.
     """
 
     text: str
     version: int
     given: int
-    """The number of rows of the pages before."""
+    """The number of rows of all earlier pages."""
     page_rows: int | None
     place: Sequence[Any] | None
     database: str | None
     build_id: int | None
     values: Given = ()
-    """The values of the text's parameters."""
+    """The values of the parameters in the text."""
     incarnation_id: UUID | None = None
-    """The incarnation of the database: after a restore, the same version may have other rows."""
+    """The incarnation of the instance's database. After a restore, the same version may have other rows."""
 
     def written(self, key: bytes, table_uuid: UUID) -> str:
-        """Returns the token as text for URLs, signed with a key."""
+        """Returns the token as a text that URLs can contain, signed with a key for the table."""
         values = [getattr(self, name) for name in self.__slots__]
         values[4] = None if self.place is None else [_encoded(value) for value in self.place]
         values[7] = [(name, value.kind, _encoded(value.value)) for name, value in self.values]
@@ -285,7 +304,7 @@ class PageToken:
 
 
 def read_page_token(token: object, key: bytes, table_uuid: UUID) -> PageToken:
-    """Returns a token from its text. Raises `InvalidPage` unless this key signed it for this table."""
+    """Returns a token from its text. Raises `InvalidPage` unless the key signed the text for this table."""
     if not isinstance(token, str) or not token.isascii() or len(token) > CHARACTERS_MAX:
         raise InvalidPage(_REFUSED)
     try:

@@ -1,6 +1,6 @@
 """The metadata of one row table in PostgreSQL: versions, columns, ranges of rows, changes, snapshots, locks.
 
-Many readers or one writer hold a lock of a table, each with a lease (`dormouse.postgres.lease`).
+Either many readers or one writer can lock a table. Each lock has a lease (`dormouse.postgres.lease`).
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ if TYPE_CHECKING:
 LEASE_SECONDS = ROW_LOCK_SECONDS
 QUEUE_SECONDS_MAX = 1.0
 QUERY_SECONDS_MIN = 1.0
-"""The shortest lock timeout of the query for a lock, in seconds.
+"""The shortest timeout, in seconds, of a statement that takes a table's lock.
 
-Even a caller that does not wait for the lock waits so long for a transaction that is just changing it.
+Even a caller that does not want to wait for the lock waits so long for another transaction on the same row.
 """
 
 Kind = Literal["read", "write"]
 _QUERIES = load(__package__ or "", "store")
 
 _queues: WeakValueDictionary[tuple[int, str | None], threading.Lock] = WeakValueDictionary()
-"""A queue for each table, so that only one of a process's writers polls the database for its lock."""
+"""A mutex for each table, so that only one of a process's writers at a time polls for the table's lock."""
 
 
 @dataclass(slots=True)
 class HeldLock:
-    """A granted lock, with the table's newest version and next row id at that time.
+    """A granted lock, with the newest version and the next row id that the table had when it was granted.
 
-    `given_back` is True once the commit itself has released the lock.
+    `given_back` is True after the commit of the change has released the lock.
     """
 
     lease: Lease
@@ -89,7 +89,7 @@ class HeldLock:
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The holder of a lock, and the end of its lease unless the holder renews it."""
+    """The holder of a lock, with the time at which its lease ends unless the holder renews it."""
 
     kind: str
     holder: str
@@ -97,7 +97,7 @@ class LockHolder:
 
 
 class RowLocks:
-    """The locks of one table. Each is a row of the database, taken in a transaction of its own."""
+    """The locks of one table. Each lock is a row of the database, which a separate transaction adds."""
 
     def __init__(self, supplier: Supplier, table: TableRecord, lease_seconds: float = LEASE_SECONDS) -> None:
         self._supplier = supplier
@@ -106,7 +106,7 @@ class RowLocks:
 
     @contextmanager
     def read(self) -> Iterator[HeldLock]:
-        """Locks the table for reading: no process changes its rows until the end.
+        """Locks the table for reading, so that no process changes its rows while the block runs.
 
         Raises `RowLockHeld` at once if a writer holds the lock or waits for it.
         """
@@ -115,10 +115,10 @@ class RowLocks:
 
     @contextmanager
     def write(self, wait_seconds: float = 0.0) -> Iterator[HeldLock]:
-        """Locks the table for writing, until the end or until the commit releases the lock.
+        """Locks the table for writing, until the block ends or the commit of the change releases the lock.
 
-        Waits up to `wait_seconds` for readers and for another writer, and keeps new readers out meanwhile.
-        Then raises `RowLockHeld`.
+        Waits up to `wait_seconds` for readers and for another writer. New readers get no lock meanwhile.
+        Raises `RowLockHeld` if the lock is not free in time.
         """
         deadline = time.monotonic() + wait_seconds
         queue = _queues.setdefault((os.getpid(), self._table.uuid), threading.Lock())
@@ -136,7 +136,7 @@ class RowLocks:
         return [LockHolder(*row) for row in run_lookup(self._supplier, rows_of(_QUERIES["locks"], self._key))]
 
     def lease(self) -> Lease:
-        """Returns a lease for a lock of the table, not taken yet."""
+        """Returns a new lease for a lock of the table. The lease is not taken yet."""
         values = {
             **self._key,
             "token": uuid.uuid4(),
@@ -164,9 +164,9 @@ class RowLocks:
                 lease.release()  # releases also a precursor, or a lock whose grant was lost on the way
 
     def _take(self, kind: Kind, lease: Lease, seconds_left: float) -> HeldLock | RowLockHeld:
-        """Returns the lock, or an error that names its holder.
+        """Tries once to take the lock. Returns the lock, or an error that names its present holder.
 
-        A writer that waits for readers leaves a precursor, which keeps new readers out.
+        A writer that waits for readers leaves a precursor row, because of which new readers get no lock.
         """
         try:
             [(state, held_kind, holder, until, version, next_id, is_too_long)] = lease.execute(
@@ -208,8 +208,8 @@ _KEYS = (Field(ROW_ID, LONG), Field(ROW_VERSION, LONG), Field(ROW_DELETED, BOOLE
 class TableState:
     """A row table at one moment.
 
-    `version` is the newest one, or 0 before the first change. `columns` have been the same since version
-    `columns_since`.
+    `version` is the newest version, or 0 before the first change. The table has had the same `columns` since
+    version `columns_since`.
     """
 
     version: int
@@ -244,7 +244,7 @@ class RowSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The versions, ids and row counts of a change, which are recorded with it."""
+    """The record of a change: its versions, the first of its new row ids, and its numbers of rows."""
 
     first_version: int
     last_version: int
@@ -256,7 +256,10 @@ class Recorded:
 
 
 def create(conn: psycopg.Connection[Any], table: TableRecord, columns: Sequence[Column]) -> None:
-    """Records a new table as a row table, within the transaction that makes it. Columns have their ids."""
+    """Records a new table as a row table, within the transaction that creates the table.
+
+    The columns must have their ids.
+    """
     values = {"table_id": table.table_id, "columns": _json(columns)}
     conn.execute(_QUERIES["create"].on(), values)
 
@@ -302,7 +305,7 @@ class RowStore:
         return _columns(rows[0][0])
 
     def ranges(self, spans: Sequence[tuple[int, int]]) -> Ranges:
-        """Returns the ranges that overlap the spans of ids, sorted by id."""
+        """Returns the ranges that overlap some (first id, last id) pairs, sorted by id."""
         from dormouse.rows.batches import Ranges
 
         firsts, lasts = zip(*spans, strict=True) if spans else ((), ())
@@ -310,7 +313,7 @@ class RowStore:
         return Ranges.of(sorted(set(rows)))
 
     def changed_ranges(self, after: int) -> Ints:
-        """Returns the ranges of rows that changed after a version: an array of (first id, last id) rows."""
+        """Returns the ranges of rows that changed after a version, as an array of first and last ids."""
         import numpy as np
 
         rows = self._rows("changed_ranges", after=after)
@@ -363,15 +366,19 @@ class RowStore:
             conn.execute(_QUERIES["record_columns"].on(), {**self._key, **values})
 
     def record_unchanged(self, lease: Lease, done: Recorded, change_id: str, digest: bytes | None) -> None:
-        """Records the id of a change that changed nothing, under its lock. Raises `RowLockLost`."""
+        """Records the id and digest of a change that changed nothing.
+
+        Raises `RowLockLost` if its lock has expired.
+        """
         values = {"token": lease.values["token"], "change_id": change_id, "digest": _uuid(digest)}
         values |= {"last_version": done.last_version, "unchanged": done.unchanged}
         lease.must(self._written("record_unchanged", **values))
 
     def change_of_id(self, change_id: str, digest: bytes | None) -> Recorded | None:
-        """Returns the result of the change with this id, or None if there was none.
+        """Returns the record of the change with this id, or None if there is none.
 
-        Raises `CommitIdReused` if both digests are known and differ: the id was used for another change.
+        Raises `CommitIdReused` if both digests are known and differ, because the id was used for another
+        change.
         """
         rows = self._rows("change_of_id", change_id=change_id, digest=_uuid(digest))
         if not rows:
@@ -387,7 +394,7 @@ class RowStore:
         return Recorded(*done)
 
     def history(self, before: int, limit: int) -> list[RowChange]:
-        """Returns changes before a version, the newest first."""
+        """Returns at most `limit` changes before a version, the newest first."""
         rows = self._rows("history", before=before, limit=limit)
         return [RowChange(*row) for row in rows]
 
@@ -405,7 +412,7 @@ class RowStore:
         return [RowSnapshot(*row) for row in self._rows("snapshots")]
 
     def snapshot(self, name: str) -> RowSnapshot:
-        """Returns the snapshot of a name. Raises `SnapshotNotFound`."""
+        """Returns the snapshot with a name. Raises `SnapshotNotFound`."""
         snapshots = self.snapshots()
         for snapshot in snapshots:
             if snapshot.name == name:
@@ -415,7 +422,7 @@ class RowStore:
         raise SnapshotNotFound(message, table=self.table.name, snapshot=name)
 
     def drop_snapshot(self, name: str) -> None:
-        """Deletes a snapshot's name. Raises `SnapshotNotFound`."""
+        """Deletes the snapshot with a name. Raises `SnapshotNotFound`."""
         if not self._written("drop_snapshot", name=name):
             self.snapshot(name)
 

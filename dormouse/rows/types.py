@@ -63,14 +63,14 @@ def number(text: str) -> Value:
 
 
 def numeral(text: str) -> str:
-    """Returns a text that is a number. Raises `InvalidQuery` for other texts."""
+    """Returns the text unchanged if it is a number. Raises `InvalidQuery` for other texts."""
     if not text.isascii() or not _NUMBER.fullmatch(text):
         raise InvalidQuery(f"{text[:40]!r} is no number")
     return text
 
 
 def of_kind(expression: Expression, kind: Kind) -> Expression:
-    """Returns an expression converted to a kind: a null to any kind, an INTEGER to a DOUBLE.
+    """Returns an expression converted to a kind. A null becomes any kind, and an INTEGER becomes a DOUBLE.
 
     Raises `InvalidQuery` for other conversions.
     """
@@ -87,7 +87,10 @@ def of_kind(expression: Expression, kind: Kind) -> Expression:
 
 
 def alike(expressions: Sequence[Expression]) -> list[Expression]:
-    """Returns expressions that are compared with each other, converted to one kind. Raises `InvalidQuery`."""
+    """Returns expressions that are compared with each other, after converting them to a common kind.
+
+    Raises `InvalidQuery` if there is none.
+    """
     for expression in expressions:
         check_comparable(expression, "a comparison")
     kinds = {e.kind for e in expressions if not (isinstance(e, Value) and e.kind in ("STRING", "NULL"))}
@@ -123,13 +126,16 @@ def _whole(expression: Expression) -> Expression:
 
 
 def check_comparable(expression: Expression, where: str) -> None:
-    """Raises `InvalidQuery` for JSON, which has no order."""
+    """Raises `InvalidQuery` for an expression of JSON, which has no order."""
     if expression.kind == "JSON":
         raise InvalidQuery(f"{where} takes no JSON: it can be selected, counted, and tested with IS NULL")
 
 
 def check_keys(selected: Sequence[Selected]) -> None:
-    """Raises `InvalidQuery` if another value is named ROW_ID or ROW_VERSION, which misleads uploads."""
+    """Raises `InvalidQuery` if an item has the name ROW_ID or ROW_VERSION but another value.
+
+    An upload of such a result would change wrong rows.
+    """
     keys = {ROW_ID: ROW_ID_CELL, ROW_VERSION: ROW_VERSION_CELL}
     for item in selected:
         if keys.get(item.name.upper(), item.expression) != item.expression:
@@ -137,7 +143,7 @@ def check_keys(selected: Sequence[Selected]) -> None:
 
 
 def numeric(expression: Expression, operator: str) -> Expression:
-    """Returns an expression that is a number. Raises `InvalidQuery` for other kinds."""
+    """Returns the expression if it is a number. Raises `InvalidQuery` for other kinds."""
     if expression.kind == "NULL":
         return Value("INTEGER", None)
     if expression.kind not in ("INTEGER", "DOUBLE"):
@@ -146,7 +152,10 @@ def numeric(expression: Expression, operator: str) -> Expression:
 
 
 def arithmetic(operator: Operator, left: Expression, right: Expression) -> Expression:
-    """Returns an arithmetic expression. Two integers give an integer, except with `/`. x / 0 is null."""
+    """Returns an arithmetic expression.
+
+    Two integers give an integer, except with `/`. A division by 0 gives null.
+    """
     left, right = numeric(left, operator), numeric(right, operator)
     if operator == "%":
         if "DOUBLE" in (left.kind, right.kind):
@@ -188,7 +197,10 @@ def aggregate(function: Function, operand: Expression, *, distinct: bool) -> Exp
 
 
 def read(text: Expression, kind: Kind) -> Value:
-    """Returns a text literal as a value of the kind with which it is compared. Raises `InvalidQuery`."""
+    """Returns a text literal as a value of `kind`, the kind of the expression with which it is compared.
+
+    Raises `InvalidQuery` if the text is not such a value.
+    """
     assert isinstance(text, Value) and isinstance(text.value, str)  # noqa: S101
     value: Any = text.value
     if kind in ("DATE", "DOUBLE"):
@@ -249,14 +261,20 @@ _CASTS: Mapping[object, Kind] = {
 
 
 def case(conditions: Operands, values: Operands) -> Expression:
-    """Returns a CASE: the value of the first true condition, or else the last value."""
+    """Returns a CASE expression.
+
+    Its result is the value of the first true condition, or else the last value.
+    """
     values = alike(values)
     pairs = [operand for pair in zip(conditions, values, strict=False) for operand in pair]
     return Apply(values[-1].kind, "case", (*pairs, values[-1]))
 
 
 def cast(operand: Expression, kind: exp.DataType) -> Expression:
-    """Returns a cast to another kind. Raises `InvalidQuery` for casts that databases do differently."""
+    """Returns a cast to another kind.
+
+    Raises `InvalidQuery` for casts with different results in the two databases.
+    """
     to = _CASTS.get(kind.this)
     if operand.kind == to:
         return operand
@@ -313,4 +331,7 @@ CALLS: Mapping[type, Callable[[Operands], Expression]] = {
     exp.Trim: _texts("STRING", "trim"),
     exp.Abs: _absolute,
 }
-"""The functions that make expressions of calls. Operands are in `this`, `expression` and `expressions`."""
+"""The functions that make an expression from a call, by the class of the call's sqlglot node.
+
+The operands of a call are in the arguments `this`, `expression` and `expressions` of the node.
+"""

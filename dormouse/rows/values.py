@@ -36,26 +36,29 @@ _PLAIN: dict[str, set[type]] = {
     "FILE": {str},
     "JSON": set(),
 }
-"""The Python types that Arrow converts without a check by Dormouse."""
+"""The Python types, by column type, that Arrow converts correctly without a check by Dormouse."""
 
 
 def field_of(name: str, kind: str) -> pa.Field:
-    """Returns the Arrow field of a column. Its metadata names the column type: an int64 may be a DATE."""
+    """Returns the Arrow field of a column.
+
+    Its metadata has the column type, because an int64 may be a DATE.
+    """
     return pa.field(name, arrow_type(STORED[kind]), metadata={_KIND: kind.encode()})
 
 
 def is_date(field: pa.Field) -> bool:
-    """Returns whether `field_of` made a field for a DATE."""
+    """Returns whether a field that `field_of` made is that of a DATE column."""
     return (field.metadata or {}).get(_KIND) == b"DATE"
 
 
 def row_label(number: int) -> str:
-    """Returns the name of a row's place in a list, counted from 1."""
+    """Returns a name for a row's place in a list, such as "row 1" for position 0."""
     return f"row {number + 1}"
 
 
 def array_of(column: Column, values: Sequence[Any], label: Label = row_label) -> pa.Array:
-    """Returns values of Python or JSON as an array; None gives null.
+    """Returns Python or JSON values as an Arrow array in the type of the files. None becomes null.
 
     Raises `InvalidRow`, which names the first value that does not fit.
     """
@@ -71,7 +74,7 @@ def array_of(column: Column, values: Sequence[Any], label: Label = row_label) ->
 
 
 def fitting(column: Column, array: pa.Array, label: Label = row_label) -> pa.Array:
-    """Returns an array after checking its values by the rules of the column: size, form and enum.
+    """Returns an array after checking that its values have the size, form and enum of the column.
 
     Raises `InvalidRow`, which names the first value that does not fit.
     """
@@ -88,7 +91,9 @@ def fitting(column: Column, array: pa.Array, label: Label = row_label) -> pa.Arr
 
 
 def of_text(column: Column, texts: pa.Array, label: Label = row_label) -> pa.Array:
-    """Returns the values of CSV texts as an array. Blank texts become null, except in the types of text.
+    """Returns the values of CSV texts as an array.
+
+    In columns of types other than text, blank texts become null.
 
     Raises `InvalidRow`, which names the first text that does not fit.
     """
@@ -113,7 +118,7 @@ def with_default(column: Column, array: pa.Array) -> pa.Array:
 
 
 def to_python(column: Column, array: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Returns the values as Python objects: JSON is parsed, a DATE is in milliseconds since 1970."""
+    """Returns the values as Python objects. JSON is parsed, and a DATE is in milliseconds since 1970."""
     values = array.to_pylist()
     if column.type == "JSON":
         return [None if value is None else json.loads(value) for value in values]
@@ -128,7 +133,7 @@ def _all(array: pa.Array, ok: pa.BooleanArray, column: Column, label: Label) -> 
 
 
 class _OneByOne(Exception):
-    """A sign that Arrow cannot parse the texts all at once as Dormouse does."""
+    """A sign that Arrow cannot parse the texts by Dormouse's rules, so that Python must parse each text."""
 
 
 def _integers(texts: pa.Array) -> pa.Array:
@@ -175,7 +180,7 @@ _PARSERS: dict[str, Callable[[pa.Array], pa.Array]] = {
 
 
 def converted(before: Column, after: Column, array: pa.Array, label: Label = row_label) -> pa.Array:
-    """Returns values converted from one column to another, for a change of the type.
+    """Returns the values of a column converted to its new type.
 
     Raises `InvalidRow`, which names the first value that does not fit.
     """
@@ -193,7 +198,7 @@ def converted(before: Column, after: Column, array: pa.Array, label: Label = row
 
 
 def stands_alike(before: Column, after: Column) -> bool:
-    """Returns whether files store the values of both types in the same way, so that they need no rewrite."""
+    """Returns whether files store the values of two columns in the same way, so that no rewrite is needed."""
     same = {before.type, after.type}
     return (
         len(same) == 1

@@ -1,1 +1,1 @@
-"""The query service: HTTP over an instance, for programs without Python, or without a way to the database."""
+"""The query service: an HTTP server for programs that lack Python or cannot reach the database."""

@@ -1,4 +1,4 @@
-"""The service's app, with its middlewares, error handlers and API description, and its server."""
+"""The service's app (its middlewares, error handlers and API description), and the server that runs it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from dormouse.verbs.jobs import VERBS, kinds
 
 
 class Heads:
-    """A middleware that turns HEAD into GET, and sets `is_head` in the state, so that no body is made."""
+    """A middleware that handles HEAD like GET, but sets `is_head` in the state, so that no body is made."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,7 +81,7 @@ class Heads:
 
 
 def methods_of(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
-    """Returns the methods that a request's path allows, sorted. Each method has its own route."""
+    """Returns the methods that a request's path allows, sorted: one for each route of the path."""
     routes = (route for router in routers for route in router.routes if isinstance(route, APIRoute))
     methods = {
         method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()
@@ -157,7 +157,7 @@ docs.add_api_route("/docs/swagger-ui-bundle.js", _file("swagger-ui-bundle.js", "
 
 PATH_LENGTH_MAX = 200
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""The methods that metrics name. Others count as "other", since a client could invent any number of them."""
+"""The HTTP methods that metrics name. Metrics count all others as "other": a client could invent many."""
 
 
 class AccessLog:
@@ -207,9 +207,9 @@ class AccessLog:
 
 logger = logging.getLogger("dormouse.service")
 access_logger = logging.getLogger("dormouse.service.access")
-"""The logger of one line a request. Its level and target can be set apart from those of errors."""
+"""The logger that writes one line for each request. Its level and target can differ from those of errors."""
 LOOKUPS_MAX = 16
-"""The number of short requests (for tables, partitions, jobs) that use the database at once."""
+"""The largest number of short requests (for tables, partitions, jobs) that use the database at once."""
 
 _EXPECTED = (DormouseError, RequestValidationError, HTTPException)
 _DESCRIPTION = (
@@ -290,7 +290,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
 
 
 def _runners(settings: ServiceSettings, metrics: Metrics) -> dict[Place, Runner]:
-    """Returns the runner of each place. Without SQL workers, statements share the runner of queries."""
+    """Returns the runner of each place. Without SQL processes, statements share the runner of queries."""
     queries_here = Runner(settings, metrics, settings.queries_here)
     count = settings.statements_max
     statements = Runner(settings, metrics, count) if count else queries_here
@@ -329,7 +329,10 @@ async def _problem(request: Request, error: Exception) -> Response:
 
 
 def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:
-    """Returns FastAPI's OpenAPI description, with problem documents instead of its 422, and the token."""
+    """Returns FastAPI's OpenAPI description, with problem documents instead of FastAPI's status 422.
+
+    If `secured`, it also describes the token.
+    """
     if app.openapi_schema is None:
         description = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -354,7 +357,7 @@ def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:
 
 
 def check(settings: ServiceSettings) -> None:
-    """Checks the files that the settings name. Raises `InvalidInput`, which names the unusable file."""
+    """Checks the files that the settings name. Raises `InvalidInput`, with the name of an unusable file."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
         read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS))
@@ -366,7 +369,10 @@ class Server:
     """A server of an instance. `run` serves until a signal or another thread calls `stop`."""
 
     def __init__(self, instance: Instance, settings: ServiceSettings) -> None:
-        """Raises `InvalidInput` for unusable TLS files, and `InstanceError` if it cannot listen."""
+        """Reserves the address.
+
+        Raises `InvalidInput` for unusable TLS files, and `InstanceError` if the address is not available.
+        """
         certificate, key = settings.tls_certificate, settings.tls_key
         tls = tls_context(certificate, key) if certificate and key else None
         connections_max = connections_possible(-(-settings.connections_max // settings.workers))
@@ -409,7 +415,7 @@ class Server:
             self._server.run([self._socket])
 
     def stop(self) -> None:
-        """Takes no more requests, and lets running ones finish in time. A second call ends them at once."""
+        """Refuses new requests, and waits some time for running ones. A second call ends them at once."""
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
 
@@ -420,7 +426,7 @@ def url_of(settings: ServiceSettings, port: int) -> str:
 
 
 class _Uvicorn(uvicorn.Server):
-    """A uvicorn server without uvicorn's signal handlers, which end the process by the signal they caught."""
+    """A uvicorn server without uvicorn's signal handlers, which would end the process by the same signal."""
 
     on_start: Callable[[], object] = staticmethod(lambda: None)
 

@@ -1,4 +1,6 @@
-"""Routes that enforce their terms: a right, slots and a time limit. A route without terms cannot be made.
+"""Routes that enforce their terms: a right, a limit of concurrent requests, and a time limit.
+
+A route without terms cannot be made.
 
 Request bodies are limited in size and time while they are read, and must be unambiguous JSON.
 """
@@ -29,10 +31,10 @@ from dormouse.service.work import ReplyWork
 
 
 class Served(APIRoute):
-    """A route whose endpoint was declared with `served`.
+    """A route whose endpoint was declared with `served`, which names its places.
 
-    - An endpoint that is a plain function runs in a thread of its place.
-    - A coroutine returns an `Answer` of one of its places, which takes a slot and has a time limit.
+    - If the endpoint is a plain function, it runs in a thread of its first place.
+    - If it is a coroutine, it returns an `Answer`, which takes a slot of its place and has a time limit.
     - Only a coroutine of the place LOOP may return another response.
     """
 
@@ -107,7 +109,7 @@ class JsonRequest(Request):
     """A request whose body is JSON."""
 
     async def body(self) -> bytes:
-        """Returns the body. Raises `Refused` if it is not JSON by its media type, too large or too slow."""
+        """Returns the body. Raises `Refused` if it is not JSON by its media type, or too large or slow."""
         if not hasattr(self, "_body"):
             self._body = await self._bounded()
         return self._body

@@ -14,7 +14,7 @@ from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import problems
-from dormouse.state.files.store import FileFacts
+from dormouse.state.files.facts import FileFacts
 from dormouse.state.history.history import TableStatus
 from dormouse.verbs.verb import Document, Request
 
@@ -100,7 +100,7 @@ class KeyRange(Document):
 
 
 class PartitionSplit(Document):
-    """The split of a partition: rows whose `field` is below `point` went to the left child."""
+    """The split of a partition: the left child has the rows whose `field` is below `point`."""
 
     field: str
     point: Any
@@ -172,7 +172,7 @@ class JobDocument(Document):
 
 
 class JobList(Document):
-    """Jobs: those that have not ended, newest first, then the ended ones, most recently ended first.
+    """Jobs: first the jobs that have not ended, newest first, then the others, last ended first.
 
     Give `next` as `after` to get the next page; null at the end.
     """

@@ -21,7 +21,7 @@ _DIGITS_MAX = 19
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes from `start` up to, not including, `end`, with the status and headers of the answer."""
+    """A part of an object, from byte `start` to before byte `end`, with the answer's status and headers."""
 
     start: int
     end: int
@@ -30,12 +30,12 @@ class Part:
 
 
 def entity_tag(name: str) -> str:
-    """Returns the ETag of an object. It depends on the name alone, as objects are never overwritten."""
+    """Returns the ETag of an object. The name alone determines it, because objects never change."""
     return f'"{narrow_id(name).hex}"'
 
 
 def wanted_part(request_headers: Mapping[str, str], tag: str, size: int) -> Part:
-    """Returns the part of an object that a request's headers ask for. Several ranges give the whole object.
+    """Returns the part of an object that a request's headers ask for, or the whole for several ranges.
 
     Raises `Refused` for a range that begins after the object's last byte.
     """
@@ -68,7 +68,10 @@ ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
 
 PROBLEM_KEY = b"dormouse.problem"
-"""The metadata key of the problem document in the last, empty batch of an Arrow stream that breaks off."""
+"""The metadata key of a problem document in an Arrow stream.
+
+If an error ends an answer early, the last batch of the stream is empty and contains the document.
+"""
 
 PIECE_BYTES_MAX = 1024 * 1024
 
@@ -133,9 +136,10 @@ _FORMATS: dict[str, Callable[[], Format]] = {
 
 
 def preferred_format(accept: str) -> Format:
-    """Returns a writer of the media type with the most weight in `Accept`, the first of several equal ones.
+    """Returns a writer of the media type that has the most weight in the header `Accept`.
 
-    Raises `Refused` if none is accepted. RFC 9110, section 12.5.1.
+    If several have the same weight, it is the first that the service knows. Raises `Refused` if the client
+    accepts none. See RFC 9110, section 12.5.1.
     """
     ranges = [_parsed(item) for item in accept.split(",") if item.strip()] or [("*/*", 1.0)]
     best = max(_FORMATS, key=lambda media_type: _weight(media_type, ranges))
@@ -156,7 +160,7 @@ def _parsed(item: str) -> tuple[str, float]:
 
 
 def _number(text: str) -> float:
-    """Returns a weight from 0 to 1. Invalid text gives 0."""
+    """Parses the weight of a media type, from 0 to 1. Returns 0 for invalid text."""
     try:
         return min(max(float(text), 0.0), 1.0) if text not in {"nan", "inf"} else 0.0
     except ValueError:

@@ -34,9 +34,9 @@ from dormouse.verbs.verb import Verb
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20
 WITH_ROWS = "row_query"
-"""The kind of jobs whose results contain rows of users. Local paths are hidden in all other results."""
+"""The kind of jobs whose results contain rows of users. In results of other kinds, local paths are hidden."""
 AGAIN_SECONDS = 10.0
-"""The pause before a worker that failed is replaced."""
+"""The pause before a new worker replaces one that failed."""
 
 logger = logging.getLogger("dormouse.service")
 
@@ -109,7 +109,10 @@ def list_jobs(
     limit: Annotated[int, Query(ge=1, le=10_000, description="the largest number of jobs")] = 100,
     after: Annotated[str | None, Query(description="the `next` of the page before")] = None,
 ) -> Response:
-    """Lists the jobs of the token's holder. The service's own token sees all jobs, also rounds of tables."""
+    """Lists the jobs of the token's holder.
+
+    With the service's own token, it lists all jobs, including rounds of tables, such as compactions.
+    """
     place = None if after is None else JobPlace.parse(after)
     page = partial(here.jobs.list, kind, state, owner=holder.owner)  # type: ignore[arg-type]
     found = page(limit=limit, after=place)
@@ -179,7 +182,7 @@ def _chunks(instance: Instance, name: str, part: Part) -> Generator[bytes]:
 
 
 class JobWorker:
-    """The job worker of a service, in its own thread. A worker that an error ends is replaced."""
+    """The job worker of a service, in its own thread. If an error ends the worker, a new one replaces it."""
 
     def __init__(self, instance: Instance, sessions: Sessions | None, threads: int) -> None:
         self._made = partial(instance.jobs.worker, functions(instance, sessions), threads)

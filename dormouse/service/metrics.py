@@ -73,9 +73,9 @@ class Metrics:
         self._consumers: dict[str, set[str]] = {}
 
     def tell_consumers(self, table: str, consumers: Iterable[ConsumerStatus]) -> None:
-        """Sets the gauges of how far a table's consumers are behind; drops those of removed consumers.
+        """Sets the gauges of the lag of a table's consumers, and drops those of removed consumers.
 
-        The caller supplies the values: a request for metrics must not wake a sleeping database.
+        The caller supplies the values, because a request for metrics must not wake a sleeping database.
         """
         by_name = {consumer.name: consumer for consumer in consumers}
         for name in self._consumers.get(table, set()) - by_name.keys():
@@ -106,7 +106,7 @@ class Metrics:
         self._refreshed.append(lambda: gauge.set(value()))
 
     def refresh(self) -> None:
-        """Updates the gauges that other processes report for this one; called after each request."""
+        """Updates the values that other processes report for this one. Each request ends with this call."""
         if self._is_shared:
             self._follow_all()
 

@@ -1,4 +1,7 @@
-"""The HTTP paths of payloads: one payload by its key, or many. The documents of jobs cannot be read here."""
+"""The HTTP paths of payloads: one payload by its key, or many.
+
+These paths refuse the kinds of payloads in which Dormouse keeps documents of its jobs.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,7 @@ def _key(tenant: str, id_: str, inserted_at: str, kind: str) -> PayloadKey:
 
 
 def _contents(here: Service, keys: list[PayloadKey]) -> list[Any]:
-    """Returns the content of each key, or the error that reading it gave, in the order of `keys`."""
+    """Returns for each key, in order, its content or the error that occurred while reading it."""
     by_key = here.instance.payloads.get_many(keys)
     here.metrics.mismatches.inc(sum(isinstance(content, PayloadCorrupt) for content in by_key.values()))
     return [by_key[key] for key in keys]

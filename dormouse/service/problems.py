@@ -118,7 +118,7 @@ class Refused(DormouseError):
 
 @dataclass(frozen=True, slots=True)
 class ProblemDetails:
-    """A problem document: `kind` is the error's class in kebab case."""
+    """A problem document. Its `kind` is the name of the error's class in kebab case."""
 
     status: int
     kind: str
@@ -144,8 +144,8 @@ class ProblemDetails:
 def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: text) -> ProblemDetails:
     """Returns the problem document that reports an error to a client.
 
-    An unexpected error gives a document without details: they are only in the service's log. `hide` removes
-    from the detail what the client must not read, such as local paths.
+    The document of an unexpected error has no details; only the service's log has them. `hide` removes
+    from the detail any text that the client must not read, such as local paths.
     """
     headers: Mapping[str, str] = {}
     match error:
@@ -176,7 +176,7 @@ def http_problem(
 
 
 def _unfit(errors: Sequence[Any]) -> str:
-    """Describes the first five places where a request does not fit its schema, and what is wrong there."""
+    """Describes the first five faults of a request that does not fit its schema, each with its place."""
     details = [f"{'.'.join(str(part)[:80] for part in error['loc'])}: {error['msg']}" for error in errors[:5]]
     return "; ".join(details + ([f"and {len(errors) - 5} more"] if len(errors) > 5 else []))
 
@@ -230,7 +230,7 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns the OpenAPI responses of these statuses, and of 403 and 421, which every path can give."""
+    """Returns the OpenAPI responses of these statuses, and of 403 and 421, which every path can answer."""
     return {status: _problem(status) for status in (*statuses, 403, 421)}
 
 

@@ -50,9 +50,9 @@ def listening(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def _reason(error: OSError) -> str:
-    """Returns the reason alone, without the address that `socket` adds to the message.
+    """Returns the reason of an error, without the address that `socket` adds to the message.
 
-    A name that does not resolve has its own text, because its code is not an errno.
+    An error of name resolution needs its own text, because its code is not an errno.
     """
     return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
@@ -60,7 +60,7 @@ def _reason(error: OSError) -> str:
 # The limit on connections, within the file descriptors that the process may have.
 
 FILES_OF_OTHERS = 128
-"""The file descriptors reserved for queries: for files, database connections and SQL processes."""
+"""The number of file descriptors that are reserved for files, database connections and SQL processes."""
 
 
 class Connection(typing.Protocol):
@@ -72,8 +72,8 @@ class Connection(typing.Protocol):
 class Connections:
     """The open connections of a server, at most `count_max`.
 
-    When one more is added, the oldest connection without an admitted request is aborted. If all others have
-    admitted requests, the new connection is aborted.
+    A connection is admitted after its first accepted request. If one connection too many is added, the oldest
+    one that is not admitted is aborted. If all older ones are admitted, the new connection is aborted.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -100,8 +100,8 @@ class Connections:
 def connections_possible(wanted: int) -> int:
     """Returns the number of connections to allow: `wanted`, or fewer if the limit on open files is too low.
 
-    Raises the process's soft limit if possible. Plans two descriptors a connection, because as many
-    connections may have been accepted and not been counted yet.
+    It raises the process's soft limit on open files if possible. It plans two descriptors for each
+    connection, because as many connections may have been accepted but not counted yet.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * wanted + FILES_OF_OTHERS
@@ -116,13 +116,16 @@ def connections_possible(wanted: int) -> int:
 HEADER_BYTES_MAX = 32 * 1024
 WRITE_BUFFER_BYTES_MAX = 64 * 1024
 KEEP_ALIVE_SECONDS_MAX = 4_200
-"""The idle timeout, longer than that of load balancers, so that they close idle connections first.
+"""The idle timeout. It is longer than those of load balancers, so that they close idle connections first.
 
-A request could otherwise arrive on a connection that the service is closing.
+Otherwise a request could arrive on a connection that the service is closing.
 """
 
 STRANGER_SECONDS_MAX = 10.0
-"""The time that a connection may idle, or take for a request's head, until its first request is let in."""
+"""The time that a new connection may idle, or take to send a request's head.
+
+The limit ends with the connection's first admitted request.
+"""
 
 
 class NotHttp(ValueError):
@@ -136,11 +139,14 @@ class _Part(Enum):
     HEAD = 1
     BODY = 2
     REST = 3
-    """The rest of a body whose request was answered already."""
+    """The rest of the body of a request that was answered already."""
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. `request_seconds_max` is the time that a client may take to send a request's head."""
+    """The HTTP protocol of one connection.
+
+    `request_seconds_max` is the time that a client may take to send a request's head.
+    """
 
     request_seconds_max = 60.0
     among: Connections
@@ -164,12 +170,12 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """Answers 400 if the client closed its side within a body. The connection is closed in any case."""
+        """Answers 400 if the client stopped sending within a body. The connection is closed in any case."""
         if self._part is _Part.BODY and self.cycle is not None and self.cycle.more_body:
             self.send_400_response("")
 
     def let_in(self) -> None:
-        """Records that a request was let in, and extends the idle timeout so that the client closes first."""
+        """Records an admitted request, and extends the idle timeout, so that the client closes first."""
         self.timeout_keep_alive = KEEP_ALIVE_SECONDS_MAX
         self.among.let_in(self)
 
@@ -220,9 +226,9 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def untaken_bytes(self) -> int:
-        """The number of bytes sent that the client has not taken: in this process and in the kernel's buffer.
+        """The number of bytes that wait for the client, in buffers of this process and of the kernel.
 
-        Without the kernel's, if the socket is closed.
+        If the socket is closed, those of the kernel do not count.
         """
         byte_count = self.transport.get_write_buffer_size()
         with suppress(OSError, ValueError, AttributeError):  # the socket may be closed
@@ -242,8 +248,8 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answers invalid HTTP with 400, after the answers to earlier requests, and closes the connection.
 
-        If the body of a request is broken, this is its only answer: its application sees a disconnected
-        client.
+        If the body of a request is broken, this is the only answer to that request, and its endpoint learns
+        that the client has disconnected.
         """
         self._deadline.cancel()
         self._is_broken = True
@@ -293,10 +299,10 @@ class Protocol(HttpToolsProtocol):
 
 
 def _check(parser: httptools.HttpRequestParser, headers: list[tuple[bytes, bytes]], size: int) -> None:
-    """Raises `NotHttp` for a head that is too long, or whose request could be read in two ways.
+    """Raises `NotHttp` for a head that is too long or ambiguous.
 
-    Two readers that see different ends of a request allow request smuggling. RFC 9112, sections 3.2, 5.2 and
-    6.1.
+    If a proxy and the service saw different ends of a request, a client could smuggle a second request. See
+    RFC 9112, sections 3.2, 5.2 and 6.1.
     """
     names = [name for name, _ in headers]
     version = parser.get_http_version()

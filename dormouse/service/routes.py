@@ -59,7 +59,7 @@ class Service:
     metrics: Metrics
     limits: Limits
     hide: Callable[[str], str]
-    """Removes local paths from a text for clients."""
+    """A function that removes local paths from a text for clients."""
 
 
 async def service(request: Request) -> Service:
@@ -202,16 +202,19 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
 
 
 def page_by_name(named: Mapping[str, T], after: str | None, limit: int | None) -> tuple[list[T], str | None]:
-    """Returns a page of values in the order of their names, and the `after` of the next page or None."""
+    """Returns a page of values in the order of their names, and the last name of the page.
+
+    The name is the `after` of the next page, or None if no page follows.
+    """
     names = sorted(name for name in named if after is None or name > after)
     page = names if limit is None else names[:limit]
     return [named[name] for name in page], page[-1] if len(page) < len(names) else None
 
 
 def page_of(rows: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
-    """Returns the first `limit` rows, and the last of these if more follow, else None.
+    """Returns the first `limit` rows, and the last of them, or None if no more rows follow.
 
-    The caller fetches `limit + 1` rows, to learn whether there is a next page.
+    The caller fetches `limit + 1` rows, so that this function sees whether more follow.
     """
     page = rows[:limit]
     return page, page[-1] if len(page) < len(rows) else None
@@ -248,9 +251,10 @@ class Readiness:
 
 
 def chosen_id(job_id: str | None, key: str | None) -> str | None:
-    """Returns the job id chosen by the client, or None: `job_id`, or the header's value, quoted or not.
+    """Returns the job id that the client chose, or None.
 
-    Raises `InvalidInput` if both are given and differ.
+    It is `job_id`, or `key`, the value of the header, with or without quotes. Raises `InvalidInput` if both
+    are given and differ.
     """
     if key is None:
         return job_id
@@ -345,10 +349,10 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
 
 
 def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:
-    """Returns a dependency on query parameters: the fields of a model except those in `without`.
+    """Returns a FastAPI dependency with a query parameter for each field of a model, except `without`.
 
-    Its value is a dict of the fields that the request has. A list of names is written with commas, any other
-    list or object as JSON. `defaults` replace those of the model in the API's description.
+    Its value is a dict of the fields that the request has. In a URL, a list of names is separated by commas,
+    and any other list or object is JSON. `defaults` replace the model's defaults in the API's description.
     """
     fields = {name: model.model_fields[name] for name in fields_of(model, *without)}
 
@@ -380,12 +384,15 @@ def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:
 
 _NAMES, _JSON = list[str] | None, list[Any] | dict[str, Any] | None
 _KINDS: dict[Any, Any] = {_NAMES: str | None, _JSON: str | None, tuple[str, ...]: list[str] | None}
-"""The type that a query parameter has in a URL, for each type of a field."""
+"""The type of a query parameter in a URL, by the type of its field."""
 _HINTS: dict[Any, str] = {_NAMES: " Names with commas.", _JSON: " As JSON."}
 
 
 def _value_of(kind: Any, value: Any) -> Any:
-    """Returns the value of a query parameter for a field of this type."""
+    """Parses the value of a query parameter for a field of type `kind`.
+
+    Raises `InvalidInput` if a list or an object is not valid JSON.
+    """
     if kind == _NAMES:
         return split_names(value)
     if kind != _JSON:
@@ -397,7 +404,7 @@ def _value_of(kind: Any, value: Any) -> Any:
 
 
 def _body(model: type[Asked], without: Iterable[str]) -> type[Asked]:
-    """Returns a model of the body: the request's fields except those of the path."""
+    """Returns a model of the body: the request's fields except those in `without`, which are in the path."""
     fields: dict[str, Any] = {
         name: (Annotated[field.annotation, field], field)
         for name, field in model.model_fields.items()

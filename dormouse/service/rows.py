@@ -62,15 +62,15 @@ MEDIA_TYPES = frozenset({"text/csv", "text/tab-separated-values"})
 
 
 def separator_of(request: Request) -> str:
-    """Returns the separator that a body's media type implies; `Refused` if it is neither CSV nor TSV."""
+    """Returns the separator for a body's media type. Raises `Refused` if it is neither CSV nor TSV."""
     return "," if check_media_type(request, MEDIA_TYPES) == "text/csv" else "\t"
 
 
 def check_media_type(request: Request, allowed: Collection[str]) -> str:
     """Returns the media type of the body. Raises `Refused` if it is not allowed, or the body is compressed.
 
-    Callers must not allow media types that an HTML form can send. For all other types, a browser asks the
-    service for permission before a page of another site may send them.
+    Callers must not allow media types that an HTML form can send. Before a page of another site sends any
+    other type, the browser asks the service for permission.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in allowed:
@@ -82,12 +82,12 @@ def check_media_type(request: Request, allowed: Collection[str]) -> str:
 
 @dataclass
 class Reception:
-    """The steps of receiving a body. Each function runs in a thread of the request's slot.
+    """The steps of receiving a body into a file. Each function runs in a thread of the request's slot.
 
-    - `prepare` checks the request before any of its body is read.
-    - `target` is a context whose value is the path to write the body to. It exits with the error if the body
-      breaks off.
-    - `digest` has hashed the whole body at the end.
+    - `prepare` checks the request before its body is read.
+    - `target` returns a context manager. Its value is the path of the file to write. If the body ends early,
+      the context exits with that error.
+    - `digest` contains the hash of the whole body at the end.
     """
 
     prepare: Callable[[], object]
@@ -95,7 +95,7 @@ class Reception:
     digest: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
 
     def write(self, file: IO[bytes], chunk: bytes) -> None:
-        """Writes a piece of the body."""
+        """Writes a piece of the body to the file, and adds it to the digest."""
         file.write(chunk)
         self.digest.update(chunk)
 
@@ -117,7 +117,7 @@ class Sent(Answer):
     def _watched(self, receive: Receive) -> asyncio.Future[None]:
         """Returns a future that is done when the client has disconnected.
 
-        The watch begins after the body, because watching and reading the body would compete for messages.
+        It begins to watch after the body was read, because both read messages from `receive`.
         """
         return self._gone
 
@@ -176,7 +176,7 @@ class Sent(Answer):
         return future
 
     def _free(self) -> None:
-        """Gives the slot back as soon as its thread has ended."""
+        """Gives the slot back, as soon as the last function in a thread has ended."""
         if self._last is None or self._last.done():
             self.runner.slots.give_back()
         else:

@@ -1,8 +1,9 @@
 """The execution of requests: each takes a slot, works in a thread, and sends its answer piece by piece.
 
-A query's thread makes the answer piece by piece, one piece ahead of the event loop, which sends them. It
-continues when the client has taken most of the sent data. A query stops when it is complete, fails, reaches
-its time limit, or its client disconnects or stalls. Its thread then ends first, and its slot becomes free.
+A query's thread makes the pieces of the answer, one piece ahead of the event loop, which sends them. The
+thread makes the next piece when the client has taken most of the sent data. A query ends when it is complete,
+fails, reaches its time limit, or its client disconnects or stalls. Its slot becomes free when its thread has
+ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from dormouse.settings.service import ServiceSettings
 
 T = TypeVar("T")
 SENT_BYTES_MAX = 64 * 1024
-"""The number of bytes sent at once: small, so that the progress of a slow client is visible."""
+"""The number of bytes that are sent at once. It is small, so that the progress of a slow client is visible.
+"""
 
 STALL_LOOKS = 10
 """The number of times that a client's progress is checked within the time that it may stall."""
@@ -43,7 +45,7 @@ class ClientGone(Exception):
 
 
 class Slots:
-    """The slots of an event loop, which limit how many queries run at once.
+    """The slots of an event loop. Each query that runs takes a slot, so their number limits concurrency.
 
     Further queries wait for a slot, in the order of their arrival, for at most `wait_seconds_max`.
     """
@@ -84,7 +86,7 @@ class Slots:
 
 
 class Runner:
-    """A runner of the work of one place, with its own threads and slots."""
+    """The threads and slots of one place, in which the work of requests runs."""
 
     def __init__(
         self, settings: ServiceSettings, metrics: Metrics, count: int, seconds_max: float | None = None
@@ -100,7 +102,7 @@ class Runner:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def free(self, making: asyncio.Future[Any]) -> None:
-        """Frees a slot as soon as its thread has ended. The request does not wait for that."""
+        """Frees a slot as soon as the thread of `making` has ended. The request does not wait for it."""
         self._making.add(making)
         making.add_done_callback(self._freed)
 
@@ -111,14 +113,17 @@ class Runner:
             logger.error("the thread of a stopped query ended with an error", exc_info=error)
 
     async def close(self) -> None:
-        """Waits up to STOP_SECONDS_MAX for stopped work. Its threads may go on until the process ends."""
+        """Waits up to STOP_SECONDS_MAX for stopped work. Slower threads may run until the process ends."""
         if self._making:
             await asyncio.wait(set(self._making), timeout=STOP_SECONDS_MAX)
         self._threads.shutdown(wait=False)
 
 
 class Answer(Response):
-    """The answer of one request, whose work is done when it is sent. With a `kind`, it counts as a query."""
+    """The answer of one request. The work is done while the answer is sent.
+
+    With a `kind`, metrics count it as a query.
+    """
 
     runner: Runner
     _problem_of: Callable[[BaseException], ProblemDetails]
@@ -131,7 +136,7 @@ class Answer(Response):
         self.rows = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer or a problem document. An answer that fails after its start stays unfinished."""
+        """Sends the answer or a problem document. If an answer fails after its start, it stays incomplete."""
         service = scope["app"].state.service
         self.runner, self._problem_of = service.runners[self.place], partial(problem_of, hide=service.hide)
         connection = Sending(scope, send, self.runner.settings.client_stall_seconds_max)
@@ -164,7 +169,7 @@ class Answer(Response):
         metrics.bytes.labels(self.kind).inc(connection.byte_count)
 
     async def _run(self, connection: Sending, gone: asyncio.Future[None]) -> str:
-        """Does the work and sends its answer. Returns the outcome as it is called in metrics."""
+        """Does the work and sends its answer. Returns the name of the outcome in metrics."""
         try:
             await self._admitted(gone)
         except DormouseError as error:
@@ -205,7 +210,7 @@ class Answer(Response):
 
     @property
     def _seconds_max(self) -> float:
-        """The time limit of the work."""
+        """The time limit of the work, in seconds."""
         return self.runner.seconds_max
 
     async def _admitted(self, gone: asyncio.Future[None]) -> None:
@@ -258,7 +263,7 @@ class Sending:
         """True for a HEAD request, whose answer has no body."""
         self.begun = False
         self.amid_piece = False
-        """True while a piece is partly sent: other data would be read as the rest of the piece."""
+        """True while a piece is partly sent. The client would take other data for the rest of the piece."""
         self.byte_count = 0
 
     async def begin(self, work: Work, byte_count: int | None = None) -> None:
@@ -270,7 +275,7 @@ class Sending:
         self.begun = True
 
     async def send_whole(self, work: Work, data: bytes) -> None:
-        """Sends a short answer with its length in one part, which saves system calls."""
+        """Sends headers and body of a short answer at once, which saves system calls."""
         await self.begin(work, len(data))
         await self._sent({"type": "http.response.body", "body": data, "more_body": False}, math.inf)
         self.byte_count += len(data)
@@ -353,6 +358,6 @@ async def _first(wanted: asyncio.Future[T], gone: asyncio.Future[None], deadline
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has disconnected. Discards data that it still sends."""
+    """Waits until the client has disconnected. Discards the data that the client still sends."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -22,7 +22,7 @@ from dormouse.service.problems import Refused, problem_of
 from dormouse.settings.service import Holder, is_loopback
 
 _SLASH = "\udc2f"
-"""A stand-in for a percent-encoded slash in a path, until the path is split into segments.
+"""The character that replaces a percent-encoded slash in a path, until the path is split into segments.
 
 It is a lone surrogate, which no valid path contains.
 """
@@ -32,12 +32,12 @@ SEGMENT = AfterValidator(lambda text: text.replace(_SLASH, "/"))
 
 _READS = frozenset({"GET", "HEAD"})
 _OWN_SITE = frozenset({b"same-origin", b"none"})
-"""The values of `Sec-Fetch-Site` for requests of the service's own pages and for URLs that a user typed."""
+"""The values of the header `Sec-Fetch-Site` for the service's own pages and for URLs that a user typed."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 UPLOAD = "row_upload"
 PAYLOADS = "payloads"
-"""The kind that a token of the tokens file needs to read and write payloads; `*` does not include it."""
+"""The kind that a token in the tokens file needs for payloads. The kind `*` does not include it."""
 LOOP_SECONDS_MAX = 10.0
 """The time limit of an answer that the event loop makes without a thread."""
 
@@ -47,8 +47,10 @@ class Guard:
 
     Without tokens, it refuses two kinds of requests:
 
-    - requests whose Host header is not this machine, which stops DNS rebinding by a page of another site;
-    - requests that the browser marks as sent by another site, since browsers send simple requests anywhere.
+    - requests whose header Host is not this machine, which stops a page of another site that uses DNS
+      rebinding;
+    - requests that the browser marks as sent by another site, because browsers send simple requests to any
+      site.
     """
 
     def __init__(
@@ -96,7 +98,10 @@ class Guard:
         return Refused("unauthorized", "give the service's token: Authorization: Bearer TOKEN")
 
     def _holder(self, scope: Scope) -> Holder | None:
-        """Returns the holder of the request's token, or None. Without tokens, a holder with all rights."""
+        """Returns the holder of the request's token, or None if there is no such token.
+
+        If no tokens are configured, returns a holder with all rights.
+        """
         if self._authorization is None and not self._holders:
             return Holder()
         scheme, _, token = (_only(scope, b"authorization") or b"").partition(b" ")
@@ -114,7 +119,10 @@ class Guard:
 
 
 def _not_text(scope: Scope) -> Exception | None:
-    """Returns an error if the path or query is not UTF-8: several invalid texts could decode to one name."""
+    """Returns an error if the path or query is not UTF-8, else None.
+
+    Several invalid texts could decode to the same name.
+    """
     try:
         for sent in (scope["raw_path"], scope["query_string"]):
             unquote_to_bytes(sent).decode("utf-8")
@@ -124,9 +132,9 @@ def _not_text(scope: Scope) -> Exception | None:
 
 
 def _divide_path(scope: Scope) -> None:
-    """Replaces each percent-encoded slash in the path by a stand-in, which `SEGMENT` turns back.
+    """Replaces each percent-encoded slash in the path by another character. `SEGMENT` restores the slash.
 
-    Such a slash is a part of a name, such as a job's id, and does not separate segments.
+    A percent-encoded slash is part of a name, such as a job's id, and does not separate segments.
     """
     raw = scope["raw_path"].decode("latin-1")
     if "%2f" in raw.lower():
@@ -136,7 +144,7 @@ def _divide_path(scope: Scope) -> None:
 def _is_of_another_site(scope: Scope, host: bytes) -> bool:
     """Returns whether a browser marks the request as sent by a page of another site.
 
-    Links from other sites are allowed: following one changes nothing, and only its reader sees the answer.
+    Links from other sites are allowed. Following a link changes nothing, and only the user sees the answer.
     """
     origin, site = _only(scope, b"origin"), _only(scope, b"sec-fetch-site")
     if origin is None and scope["method"] in _READS:
@@ -176,7 +184,7 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def shown_host(host: str) -> str:
-    """Returns a host as a URL needs it: an IPv6 address in brackets."""
+    """Returns a host in the form for a URL, in which an IPv6 address has brackets."""
     try:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
@@ -184,7 +192,7 @@ def shown_host(host: str) -> str:
 
 
 class Right(Enum):
-    """The right that a path requires. The value describes it."""
+    """The right that a path requires. The value of each member is its description."""
 
     PUBLIC = "none: the answer says nothing about the instance"
     HOLDER = "a token"
@@ -205,13 +213,13 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The right and the places that a route was declared with. Each answer runs in one of the places."""
+    """The terms of a route: the right that it requires, and the places in which its answers can run."""
 
     right: Right
     places: tuple[Place, ...]
 
     def check(self, holder: Holder | None) -> None:
-        """Raises `JobForbidden` unless the holder of a token has the right."""
+        """Raises `JobForbidden` unless the holder of a token has the required right."""
         if self.right is Right.UPLOADS and holder is not None:
             check_may(holder, UPLOAD)
         if self.right is Right.PAYLOADS and holder is not None:
@@ -231,7 +239,7 @@ def served(right: Right, *places: Place) -> Callable[[F], F]:
 
 
 def check_may(holder: Holder, kind: str) -> None:
-    """Raises `JobForbidden` if the holder may not start jobs of a kind."""
+    """Raises `JobForbidden` if the holder of a token may not start jobs of a kind."""
     if holder.kinds is not None and kind not in holder.kinds:
         allowed = ", ".join(sorted(holder.kinds))
         detail = f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}"

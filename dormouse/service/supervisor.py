@@ -29,21 +29,21 @@ logger = logging.getLogger("dormouse.service")
 AGAIN_SECONDS = 1.0
 """The pause before a process that has ended is started again."""
 STARTS_MAX = 5
-"""The number of times that a worker is started if it ends before it serves."""
+"""The number of starts of a worker process that ends each time before it serves."""
 POLL_SECONDS = 0.1
 _READY = b"ready\n"
 
 
 class Supervisor:
-    """A supervisor that runs worker processes until `stop`.
+    """A supervisor that runs worker processes until `stop` is called.
 
-    `program` is Python code. It serves with the arguments that `worker_given` returns in its process.
+    `program` is the Python code of a worker process. It gets its arguments from `worker_given`.
     """
 
     def __init__(self, host: str, port: int, program: str, given: Callable[[int, int], Any]) -> None:
-        """Reserves the port; raises `InstanceError` when it is not available.
+        """Reserves the port. Raises `InstanceError` if it is not available.
 
-        `given` returns the arguments of a worker, from the worker's number and the port.
+        `given` is a function of a worker's number and the port. It returns the worker's arguments.
         """
         # bound without sharing first: this fails if another program already shares the port
         with listening(host, port) as unshared:
@@ -56,7 +56,7 @@ class Supervisor:
         self._workers: list[_Worker] = []
 
     def run(self, processes: int, started: Callable[[], object]) -> int:
-        """Runs this number of workers until `stop`, and calls `started` when all of them serve.
+        """Runs this number of workers until `stop` is called. Calls `started` when all of them serve.
 
         Returns 0, or the exit code of the first worker that did not start.
         """
@@ -88,11 +88,10 @@ class Supervisor:
         return _Worker(self._command, self._environment, self._given(number, self.port))
 
     def _wait_ready(self, number: int, folder: str) -> int:
-        """Waits until a worker serves. Returns 0, also after `stop`, or the exit code for a failed start.
+        """Waits until a worker serves or `stop` is called, and returns 0. Returns an exit code if that fails.
 
-        If worker 0 exits by itself, the start fails at once: it has logged the reason, and each other worker
-        would fail in the same way. A worker that a signal ended is started again, up to STARTS_MAX times in
-        all, as is any other worker than worker 0.
+        It starts a worker that ends again, up to STARTS_MAX times in all. Worker 0 is an exception: if it
+        exits by itself, the start fails at once. It has logged the reason, and the others would fail, too.
         """
         for attempt in count(1):
             worker = self._workers[number]
@@ -126,7 +125,7 @@ class Supervisor:
             self._workers[number] = self._started(number)
 
     def _end(self) -> None:
-        """Ends and waits for all workers. There is no timeout: each process limits how long it goes on."""
+        """Ends all workers and waits for them, without a timeout, because each worker limits its own end."""
         for worker in self._workers:
             # a second signal means "at once", so only a worker that has had none (it was starting) gets one
             if not worker.was_ended:
@@ -139,8 +138,8 @@ class Supervisor:
 class _Worker:
     """A worker process and two pipes.
 
-    The worker reads its arguments from the first pipe, and ends when that pipe is closed. It reports on the
-    second pipe that it is ready.
+    The worker reads its arguments from the first pipe, and ends when that pipe is closed. On the second pipe,
+    the worker reports that it is ready.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], given: Any) -> None:
@@ -177,9 +176,9 @@ def _how_ended(code: int) -> str:
 
 
 def worker_given() -> Any:
-    """Returns the arguments that the supervisor sent to this process, and ignores Ctrl-C from now on.
+    """Returns the arguments that the supervisor sent to this process. Ignores Ctrl-C from now on.
 
-    Ctrl-C reaches all processes of a terminal, but the supervisor alone decides what to stop.
+    Ctrl-C reaches all processes of a terminal, but only the supervisor decides which processes to stop.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return pickle.load(sys.stdin.buffer)  # noqa: S301

@@ -1,4 +1,4 @@
-"""The work of a request's thread: it plans, reads, and produces the answer in pieces, within limits."""
+"""The kinds of work that a request's thread does: it plans, reads, and makes the answer in pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from dormouse.service.problems import Refused
 MADE_AHEAD = 2
 """The number of pieces that a thread may make before the client takes one.
 
-With 2, the end of a short answer is known when its first piece is sent, even in Arrow, whose end is a piece.
+It is 2, so that the end of a short answer is known when its first piece is sent. In Arrow, the end is a piece
+of its own.
 """
 
 WHOLE_BYTES_MAX = 64 * 1024
@@ -60,16 +61,16 @@ class Limits:
 
 
 class _Begun:
-    """The defaults of how an answer begins, which each kind of work may override."""
+    """The default status and headers of an answer, which each kind of work may override."""
 
     status = 200
     headers: Mapping[str, str] = MappingProxyType({})
-    """HTTP headers, in ASCII."""
+    """The HTTP headers, in ASCII."""
     planned_at: float | None = None
     """The monotonic time at which the plan was ready, in seconds."""
 
     def broken_off(self, problem: str) -> bytes:
-        """Returns the last bytes of an answer that an error cuts short; `pieces` may still be running."""
+        """Returns the last bytes of an answer that an error ends early. `pieces` may still be running."""
         return b""
 
 
@@ -81,7 +82,7 @@ class QueryWork(_Begun):
     format: Format
     limits: Limits
     interrupt: Callable[[], object]
-    """Interrupts `pieces`, which runs in another thread."""
+    """A function that interrupts `pieces`, which runs in another thread."""
 
     @property
     def content_type(self) -> str:
@@ -91,7 +92,7 @@ class QueryWork(_Begun):
         return self.format.broken_off(problem)
 
     def pieces(self) -> Generator[Piece]:
-        """Yields the answer. The first piece has rows if the answer has any."""
+        """Yields the pieces of the answer. The first piece has rows if the answer has any."""
         rows = byte_count = 0
         for piece in self._unlimited():
             rows, byte_count = rows + piece.rows, byte_count + len(piece.data)
@@ -179,9 +180,9 @@ _Made = Piece | BaseException | None
 
 
 class Making:
-    """A queue that hands pieces from a thread to the event loop, which calls all public methods.
+    """A queue of pieces, from the thread that makes them to the event loop, which calls all public methods.
 
-    The thread has one job for all pieces, because submitting a job often takes longer than making a piece.
+    One job of the thread makes all pieces, because submitting a job often takes longer than making a piece.
     """
 
     ended: asyncio.Future[None]
@@ -205,9 +206,9 @@ class Making:
         return self._waiting
 
     def whole(self, first: Piece) -> Piece | None:
-        """Returns all pieces joined into one, given the first, or None.
+        """Returns the first piece joined with all others.
 
-        None means that the answer is not complete yet, or has more than WHOLE_BYTES_MAX bytes.
+        Returns None if the answer is not complete yet, or has more than WHOLE_BYTES_MAX bytes.
         """
         if not self._made or self._made[-1] is not None:
             return None
@@ -217,11 +218,11 @@ class Making:
         return Piece(b"".join(bytes(piece.data) for piece in pieces), sum(piece.rows for piece in pieces))
 
     def may_go_on(self) -> None:
-        """Permits the thread to make one more piece, because one was taken."""
+        """Permits the thread to make one more piece, because the client has taken one."""
         self._may_make.release()
 
     def stop(self) -> None:
-        """Ends the thread after the piece that it is making."""
+        """Ends the thread's job after the piece that the thread is making."""
         self._is_over = True
         if self._waiting is not None:
             self._waiting.cancel()  # asyncio would log a late error in a future that is never read

@@ -1,4 +1,7 @@
-"""Settings: of a process (from its environment), of a lambda, and of a deployment (from its file)."""
+"""The settings of a process, of each lambda and of a deployment.
+
+A process and a lambda read them from the environment, and a deployment from a TOML file.
+"""
 
 from dormouse.settings.process import Settings, environment, load_settings
 

@@ -1,8 +1,8 @@
-"""The file of a deployment: its tables, the values that each setting allows, and a report of all mistakes at
-once.
+"""The settings file of a deployment: its tables, the allowed values, and a report of all mistakes.
 
-Pydantic stops at the first kind of mistake: it looks for contradictions only where everything else is right.
-So each mistake is recorded and taken out, and the rest is checked again, until there are no new ones.
+Pydantic looks for contradictions only where everything else is right, so one check does not find all
+mistakes. This module records each mistake, takes its setting out, and checks the rest again, until no new
+mistake is found.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ _PLACEHOLDERS = {"id": "placeholder"}
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the file, or one kind of it; the top of the file has an empty key."""
+    """A table of the file. Some tables have several kinds, and each kind is one object.
+
+    The settings before the first table of the file belong to a table with an empty key.
+    """
 
     key: str
     description: str
     properties: dict[str, dict[str, Any]]
     kind: tuple[str, str] | None = None
-    """The setting that distinguishes the kinds of the table, with its value in this kind."""
+    """The name of the setting that selects the kind of the table, and the value that selects this kind."""
 
     optional: bool = False
-    """True if the table's part is deployed only when the table is in the file."""
+    """True if a part of the instance is deployed only when the file contains the table."""
 
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """Returns the top of the file, then its tables in order."""
+    """Returns all tables in the order of the file, first the one with the empty key."""
     schema = DeploymentSettings.model_json_schema()
     top, found = {}, []
     for key, node in schema["properties"].items():
@@ -65,12 +68,15 @@ def tables() -> tuple[Table, ...]:
 
 
 def tables_of(key: str) -> list[Table]:
-    """Returns the tables with a key: one, or one for each kind."""
+    """Returns the tables with this key: one for each kind, or a single one."""
     return [table for table in tables() if table.key == key]
 
 
 def allowed(node: dict[str, Any]) -> str:
-    """Returns the allowed values in words: `a whole number, 2 to 1,000`."""
+    """Returns the values that a setting allows, in words such as `a whole number, 2 to 1,000`.
+
+    `node` is the setting's part of the JSON schema.
+    """
     if "anyOf" in node:
         return allowed(next(one for one in node["anyOf"] if one.get("type") != "null"))
     if "const" in node:
@@ -82,7 +88,7 @@ def allowed(node: dict[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Returns a value as TOML."""
+    """Returns a value in the notation of TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -122,7 +128,10 @@ def _number(node: dict[str, Any]) -> str:
 def _kinds(
     node: dict[str, Any], models: dict[str, Any]
 ) -> list[tuple[tuple[str, str] | None, dict[str, Any]]]:
-    """Returns the models that a node refers to, each with the setting and value of its kind."""
+    """Returns the models to which a node of the JSON schema refers.
+
+    Each comes with the name and value of the setting that selects its kind, or with None.
+    """
     if "discriminator" in node:
         name, mapping = node["discriminator"]["propertyName"], node["discriminator"]["mapping"]
         order = [one["$ref"] for one in node["oneOf"]]
@@ -134,7 +143,7 @@ def _kinds(
 
 
 def problems_of(content: Mapping[str, Any]) -> tuple[DeploymentSettings | None, list[str]]:
-    """Returns the settings, or None with a line for each mistake."""
+    """Returns the settings and an empty list, or None and a line for each mistake."""
     found = _Problems(content)
     rest = copy.deepcopy(dict(content))
     for number in range(ROUNDS_MAX):
@@ -154,12 +163,16 @@ class _Problems:
         self.content = content
         self.lines: list[str] = []
         self.gone: set[Keys] = set()
-        """The keys that were taken out. They, and settings compared with them, give no further messages."""
+        """The keys of settings that were taken out. Neither these settings nor comparisons with them give
+        more messages."""
         self.guessed: set[str] = set()
-        """The tables whose kind was guessed."""
+        """The keys of tables whose kind was missing or wrong, and was guessed."""
 
     def note(self, error: Any, rest: dict[str, Any]) -> None:
-        """Records a mistake once, and takes its setting out of `rest`."""
+        """Records a mistake that pydantic found, and takes its setting out of `rest`.
+
+        A second mistake of the same setting is not recorded.
+        """
         path, kind = _in_file(error["loc"])
         match error["type"]:
             case "contradiction":
@@ -200,7 +213,10 @@ class _Problems:
             self._take(path[:-1] or path, rest)
 
     def _kind(self, key: str, rest: dict[str, Any]) -> None:
-        """Reports an unknown kind, and goes on with the kind that has most of the given settings."""
+        """Records that a table has no valid kind.
+
+        Then guesses the kind that has most of the given settings.
+        """
         kinds = tables_of(key)
         name = next(table.kind[0] for table in kinds if table.kind)
         given = rest[key]
@@ -219,9 +235,9 @@ class _Problems:
         self.gone.add(path)
 
     def _take(self, path: Keys, rest: dict[str, Any]) -> bool:
-        """Takes a setting out, and returns whether it was there.
+        """Takes a setting out of `rest`, and returns whether it was there.
 
-        A list, or the table of tags, is taken out whole. The setting of a kind stays.
+        A list, and the table of tags, are taken out as a whole. The setting that selects a kind stays.
         """
         self.gone.add(path)
         owner: Any = rest if len(path) == 1 or not isinstance(rest.get(path[0]), dict) else rest[path[0]]
@@ -230,7 +246,10 @@ class _Problems:
 
 
 def _in_file(loc: tuple[Any, ...]) -> tuple[Keys, str | None]:
-    """Returns the keys in the file, and the kind of the table, which pydantic puts between the keys."""
+    """Splits the location of a mistake into the keys in the file and the kind of the table.
+
+    Pydantic puts the kind between the keys. The kind is None if the table has no kinds.
+    """
     keys = tuple(str(key) for key in loc)
     kinds = [table.kind[1] for table in tables_of(keys[0]) if table.kind] if keys else []
     if len(keys) > 1 and keys[1] in kinds:
@@ -251,7 +270,10 @@ def _allowed(path: Keys, kind: str | None) -> str:
 
 
 def _unknown(path: Keys, kind: str | None) -> str:
-    """Returns the message for an unknown setting: the place where it is known, or the nearest name."""
+    """Returns the message for an unknown setting.
+
+    It names the table that has such a setting, or a similar setting.
+    """
     name, shown = path[-1], f"{_dotted(path)} is not a setting"
     mine = [table for table in tables_of(path[0] if len(path) > 1 else "") if _is(table, kind)]
     for table in tables_of(path[0]) if len(path) > 1 else ():
@@ -300,7 +322,7 @@ def _dotted(path: Keys) -> str:
 
 
 def _short_text(value: Any) -> str:
-    """Returns a value on one line, shortened, as TOML."""
+    """Returns a value as one line of TOML, shortened if it is long."""
     if isinstance(value, date | time):
         return value.isoformat()
     try:
@@ -314,9 +336,9 @@ def _short_text(value: Any) -> str:
 
 
 def load(path: str | Path) -> DeploymentSettings:
-    """Returns the settings of a TOML file. Raises InvalidInput with a line for each mistake.
+    """Returns the settings in a TOML file.
 
-    A line has the key, the value and the allowed values.
+    Raises `InvalidInput` with a line for each mistake: the key, its value and the allowed values.
     """
     name = str(path)
     try:
@@ -339,7 +361,10 @@ def load(path: str | Path) -> DeploymentSettings:
 
 
 def parse(content: Mapping[str, Any], name: str = "settings") -> DeploymentSettings:
-    """Returns the settings of a document, named `name` in messages. Raises InvalidInput."""
+    """Returns the settings in a parsed document. Raises `InvalidInput` with a line for each mistake.
+
+    Messages call the document `name`.
+    """
     settings, problems = problems_of(content)
     if settings is None:
         raise InvalidInput("\n".join(f"{name}: {problem}" for problem in problems))

@@ -36,10 +36,10 @@ CPU_MEMORY_GB = {
 """The memory sizes in GB that Fargate allows for each CPU size."""
 
 FREE_DISK_GB = 20
-"""The disk of every task, at no extra cost; Fargate accepts no smaller number."""
+"""The disk of every task in GB, which costs nothing extra. Fargate accepts no smaller number."""
 
 IDLE_SECONDS_MAX = 4_000
-"""The limit of a load balancer."""
+"""The longest time, in seconds, for which a load balancer keeps a silent connection."""
 
 FIRST_ROW_SPARE_SECONDS = 60
 
@@ -54,10 +54,10 @@ class QuerySettings(Section):
     """The memory of a task, in GB. Fargate allows certain sizes for each CPU: with cpu = 1024, 2 to 8."""
 
     disk_gb: int = setting(FREE_DISK_GB, ge=FREE_DISK_GB, le=200)
-    """The disk of a task, in GB, to which sorts and joins spill; 20 are free."""
+    """The disk of a task, in GB, to which sorts and joins spill. The first 20 GB are free."""
 
     tasks_min: int = setting(1, ge=1, le=100)
-    """The least number of tasks; with 2, one may fail without refused queries."""
+    """The least number of tasks. With 2, one task may fail and no query is refused."""
 
     tasks_max: int = setting(4, ge=1, le=100)
     """The largest number of tasks, under load."""
@@ -69,18 +69,18 @@ class QuerySettings(Section):
     """The number of requests a minute that one task takes before another is added."""
 
     queries_max: int = setting(16, ge=1, le=1_000)
-    """The number of queries that one task runs at once; more wait for some seconds and are then refused, to
-    be retried later."""
+    """The number of queries that one task runs at once. More queries wait for some seconds. Then the task
+    refuses them, and clients can retry later."""
 
     rows_max: int | None = setting(None, ge=1)
-    """The largest number of rows of one answer; left out, there is no limit."""
+    """The largest number of rows of one answer. Left out, there is no limit."""
 
     bytes_max: int | None = setting(None, ge=1)
-    """The largest number of bytes of one answer; left out, there is no limit."""
+    """The largest number of bytes of one answer. Left out, there is no limit."""
 
     seconds_max: int = setting(300, ge=1, le=3_600)
-    """The time in seconds that one query and its answer may take; a task that is stopped waits as long for
-    its answers."""
+    """The time in seconds that one query and its answer may take. A task that is stopped waits for its
+    answers for the same time."""
 
     client_cidrs: tuple[ClientCidr, ...] = setting((), strict=False)
     """The private networks whose machines may call the service; other addresses may not."""
@@ -89,13 +89,14 @@ class QuerySettings(Section):
     """The security groups whose machines may call the service."""
 
     certificate_arn: str | None = setting(None, pattern=pattern("certificate"))
-    """A certificate in ACM for `host`; with it clients use HTTPS, else HTTP within the VPC."""
+    """A certificate in ACM for `host`. With it, clients use HTTPS, otherwise HTTP within the VPC."""
 
     host: str | None = setting(None, change="replacement", pattern=pattern("host"))
-    """The name under which clients in the VPC call the service; left out, `query.<id>.dormouse.internal`."""
+    """The host name by which clients in the VPC call the service. Left out, it is
+    `query.<id>.dormouse.internal`."""
 
     image: str | None = setting(None, pattern=pattern("image"))
-    """An existing image in ECR; left out, a deploy builds one with Docker and uploads it."""
+    """An existing image in ECR. Left out, a deploy builds one with Docker and uploads it."""
 
     endpoints: Literal["create", "existing"] | None = setting(None)
     """The interface endpoints that tasks need for ECR, CloudWatch Logs and Secrets Manager: `create` them, or
@@ -111,8 +112,9 @@ class QuerySettings(Section):
 
     @property
     def idle_seconds(self) -> int:
-        """The time in seconds that the load balancer allows a connection to be silent, as before the first
-        row.
+        """The time in seconds for which the load balancer keeps a silent connection.
+
+        A connection is silent before the first row of an answer.
         """
         return min(IDLE_SECONDS_MAX, self.seconds_max + FIRST_ROW_SPARE_SECONDS)
 
@@ -149,7 +151,7 @@ def _listed(sizes: tuple[float, ...]) -> str:
 # The settings of compaction, one model for each engine that Spark runs on.
 
 INSTANCE_TYPES_MAX = 5
-"""The limit of instance types of a fleet of EMR."""
+"""The largest number of instance types in a fleet of EMR."""
 
 
 class _Compaction(Section):
@@ -160,7 +162,7 @@ class _Compaction(Section):
     """The largest number of jobs of one run."""
 
     run_minutes_max: int = setting(360, ge=10, le=2_880)
-    """The time in minutes after which a run is cancelled; jobs that it finished stay finished."""
+    """The time in minutes after which a run is cancelled. Jobs that it has finished stay finished."""
 
     memory_mb: MemoryMb = setting(1_024)
     """The memory of the lambdas."""
@@ -179,13 +181,14 @@ class EmrServerlessCompaction(_Compaction):
     """`emr-serverless`, `emr-ec2-steps` or `emr-ec2-transient`."""
 
     vcpu_max: int = setting(64, ge=4, le=4_000)
-    """The largest number of virtual CPUs of the application at once; memory and disk follow from it."""
+    """The largest number of virtual CPUs of the application at once. Its memory and disk follow from this
+    number."""
 
     idle_minutes: int = setting(5, ge=1, le=10_080)
     """The time in minutes without a run after which the application stops."""
 
     worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4)
-    """The virtual CPUs of each executor, with 4 GB of memory for each."""
+    """The number of virtual CPUs of each executor. An executor has 4 GB of memory for each CPU."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.vcpu_max < 2 * self.worker_vcpu:
@@ -196,7 +199,8 @@ class _Ec2Compaction(_Compaction):
     instance_types: tuple[InstanceClass, ...] = setting(
         ("m7g.xlarge", "m6g.xlarge"), strict=False, min_length=1
     )
-    """Up to five instance types of the cluster, the preferred one first, of the instance's architecture."""
+    """Up to five instance types of the cluster, the preferred one first. They must have the instance's
+    architecture."""
 
     instances_max: int = setting(10, ge=1, le=500)
     """The largest number of core instances."""
@@ -243,14 +247,14 @@ CompactionSettings = Annotated[
 
 class _Database(Section):
     engine_version: str = setting("17.7", pattern=pattern("engine_version"))
-    """The version of Aurora PostgreSQL. It must not be older than the version that minor_upgrades have
-    reached, nor than that of a new `snapshot`."""
+    """The version of Aurora PostgreSQL. It must not be older than the version that automatic upgrades have
+    reached, nor older than that of a new `snapshot`."""
 
     minor_upgrades: bool = setting(True)
     """Automatic upgrades by AWS to later minor versions, in the weekly maintenance window."""
 
     backup_days: int = setting(7, ge=1, le=35)
-    """The number of days for which the database alone can be restored; for the whole instance, see
+    """The number of days that a restore of the database alone can go back. For the whole instance, see
     storage.restore_days."""
 
     idle_session_seconds: int = setting(300, ge=60, le=86_400)
@@ -263,24 +267,25 @@ class _Database(Section):
     """The number of read replicas, one of which takes over when the writer fails."""
 
     key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
-    """An existing KMS key, whose policy leaves its use to IAM; left out, the database gets its own key."""
+    """An existing KMS key, whose policy leaves its use to IAM. Left out, the database gets its own key."""
 
     snapshot: str | None = setting(None, change="replacement", pattern=pattern("snapshot"))
-    """The ARN of a snapshot from which the cluster is made; keep the setting as long as the cluster."""
+    """The ARN of a snapshot from which the cluster is created. Keep the setting as long as the cluster
+    exists."""
 
     proxy: bool = setting(False)
-    """An RDS Proxy in front of the database; its connections keep a serverless database awake."""
+    """An RDS Proxy in front of the database. Its connections keep a serverless database awake."""
 
     client_security_groups: tuple[SecurityGroupId, ...] = setting((), strict=False)
-    """The security groups, of this VPC or one peered with it, whose machines may connect."""
+    """The security groups, of this VPC or one peered with it, whose machines may connect to the database."""
 
     client_cidrs: tuple[ClientCidr, ...] = setting((), strict=False)
-    """The private networks whose machines may connect, for example of peered VPCs or behind a VPN; other
-    addresses may not."""
+    """The private networks whose machines may connect to the database, for example of peered VPCs or behind a
+    VPN. Other addresses may not."""
 
     @property
     def pause_after_seconds(self) -> int | None:
-        """The time in seconds without connections after which the database pauses; None: never."""
+        """The time in seconds without connections after which the database pauses; None if it never does."""
         return None
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -292,20 +297,20 @@ class _Database(Section):
 
 
 class ServerlessDatabase(_Database):
-    """Aurora Serverless v2: capacity follows the load."""
+    """Aurora Serverless v2, whose capacity follows the load."""
 
     kind: Literal["serverless"] = setting()
-    """`serverless`, or `fixed`."""
+    """`serverless` or `fixed`."""
 
     min_acu: Annotated[Acu, Field(ge=0)] = setting(0)
-    """The least capacity, in ACU; with 0 the database pauses when no client is connected."""
+    """The least capacity, in ACU. With 0, the database pauses when no client is connected."""
 
     max_acu: Annotated[Acu, Field(ge=1)] = setting(4)
     """The largest capacity, in ACU."""
 
     auto_pause_seconds: int | None = setting(None, ge=300, le=86_400)
-    """The time in seconds without connections after which the database pauses; left out, 300. It needs
-    min_acu = 0."""
+    """The time in seconds without connections after which the database pauses. Left out, it is 300. The
+    setting needs min_acu = 0."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super().contradictions()
@@ -325,7 +330,7 @@ class FixedDatabase(_Database):
     """Aurora with instances of a fixed size."""
 
     kind: Literal["fixed"] = setting()
-    """`serverless`, or `fixed`."""
+    """`serverless` or `fixed`."""
 
     instance_class: InstanceClass = setting("r8g.large")
     """The class of the writer and the readers, without `db.`"""

@@ -1,7 +1,8 @@
-"""The settings of a deployed instance: one TOML file, which `config_file.load` reads.
+"""The settings of a deployed instance, which `config_file.load` reads from one TOML file.
 
-Each field records what a change of it needs: `deploy`, a `cdk deploy`; `replacement`, a new resource in place
-of the old one. docs/reference/deployment-settings.md is generated from this module.
+Each field records the effect of a change: `deploy` if a `cdk deploy` applies it, or `replacement` if it also
+needs a new resource in place of the old one. docs/reference/deployment-settings.md is generated from this
+module.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from dormouse.settings.section import (
 
 ACCESS_HOST = "t4g.nano"
 DISK_GB = 8
-"""The size of the disk in the host's image."""
+"""The size in GB of the disk in the image of the host for access."""
 
 ACCESS_TAG = "dormouse:access"
-"""The tag of the host, with the instance's id, by which people get the right to use it."""
+"""The tag of the host for access, with the instance's id as its value. Policies for people refer to it."""
 
 
 class AccessSettings(Section):
@@ -62,23 +63,23 @@ DATABASES_MAX = 16
 
 
 class RowsSettings(Section):
-    """Row tables: the databases of their indexes, and the query service's work on them."""
+    """Row tables: the databases for their indexes, and the query service's work on them."""
 
     databases: int = setting(2, ge=1, le=DATABASES_MAX)
-    """The number of databases with indexes, which are copies of the current rows; tables are spread by
-    load."""
+    """The number of databases for indexes, which are copies of the current rows. Dormouse spreads the tables
+    over them by load."""
 
     own_clusters: bool = setting(False)
-    """Separate serverless clusters for these databases, which pause when they get no queries. Without it,
-    they are databases of the instance's cluster. A change makes the indexes anew."""
+    """Separate serverless clusters for these databases, which pause when they get no queries. Without it, the
+    databases are in the instance's cluster. After a change, all indexes are built again."""
 
     max_acu: Acu = setting(4)
-    """The largest capacity of each cluster with own_clusters."""
+    """The largest capacity, in ACU, of each separate cluster."""
 
     job_threads: int = setting(4, ge=0, le=64)
     """The number of jobs that a task of the query service runs at once: changes and loads of row tables, and
-    the work on their indexes. The task then logs in to the database with the right to change rows; with 0 it
-    only reads."""
+    the work on their indexes. With jobs, the task logs in to the database with the right to change rows. With
+    0, it only reads."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if "max_acu" in self.model_fields_set and not self.own_clusters:
@@ -92,8 +93,8 @@ class MonitoringSettings(Section):
     """A dashboard, alarms and a budget."""
 
     email: str | None = setting(None, change="replacement", pattern=pattern("email"))
-    """The address for alarms, which must confirm the subscription; left out, the topic has no subscriber
-    until you add one."""
+    """The address for alarms, whose owner must confirm the subscription. Left out, the topic has no
+    subscriber until you add one."""
 
     topic_arn: str | None = setting(None, pattern=pattern("topic"))
     """An existing SNS topic for alarms and the budget; its policy must admit CloudWatch and AWS Budgets."""
@@ -105,31 +106,31 @@ class MonitoringSettings(Section):
     """The id of a Slack workspace that is authorized in the console of AWS Chatbot (Amazon Q Developer)."""
 
     slack_channel: str | None = setting(None, pattern=pattern("slack"))
-    """The id of the channel there that gets the alarms."""
+    """The id of the channel in that workspace that gets the alarms."""
 
     teams_tenant: str | None = setting(None, change="replacement", pattern=pattern("teams"))
     """The id of a Microsoft Teams tenant that is authorized in the console of AWS Chatbot."""
 
     teams_team: str | None = setting(None, change="replacement", pattern=pattern("teams"))
-    """The id of the team there, as that console shows it."""
+    """The id of the team in that tenant, as the console of AWS Chatbot shows it."""
 
     teams_channel: str | None = setting(None, pattern=pattern("teams_channel"))
-    """The id of the team's channel that gets the alarms."""
+    """The id of the channel of that team that gets the alarms."""
 
     budget_usd_month: float | None = setting(None, gt=0)
-    """The monthly budget, in USD, whose excess is reported; left out, there is no budget."""
+    """The monthly budget in USD. A notice is sent when costs exceed it. Left out, there is no budget."""
 
     oldest_message_seconds_max: int = setting(900, ge=60, le=86_400)
-    """The age of the oldest commit request, in seconds, that raises an alarm."""
+    """The age of the oldest commit request, in seconds, above which an alarm goes off."""
 
     connections_max: int = setting(500, ge=10, le=5_000)
-    """The number of database connections that raises an alarm."""
+    """The number of database connections above which an alarm goes off."""
 
     orphaned_gb_max: float = setting(100, gt=0)
-    """The size of unreferenced objects, in GB, that raises an alarm."""
+    """The total size of unreferenced objects, in GB, above which an alarm goes off."""
 
     payload_backlog_days_max: int = setting(3, ge=1)
-    """The number of days with payloads not yet offloaded that raises an alarm."""
+    """The number of past days with payloads not yet offloaded above which an alarm goes off."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.topic_arn and self.email:
@@ -145,31 +146,31 @@ class MonitoringSettings(Section):
 
 
 class BackupSettings(Section):
-    """AWS Backup: daily snapshots of the database, continuous backup of the data bucket; a copy in another
-    region.
+    """AWS Backup: daily snapshots of the database, continuous backup of the data bucket, and a copy of both.
 
-    AWS makes no backup of a stopped database: while the instance is paused there are no new snapshots of it,
-    and the old ones expire.
+    The copy is in another region. AWS makes no backup of a stopped database: while the instance is paused,
+    there are no new snapshots of its database, and the old ones expire.
     """
 
     retention_days: int = setting(14, ge=1, le=35)
-    """The number of days that backups are kept, also in the other region, and for which both can be
-    restored."""
+    """The number of days that backups are kept, also in the other region. For that time, the database and the
+    data bucket can be restored."""
 
     hour_utc: int = setting(3, ge=0, le=23)
     """The hour, in UTC, in which the daily snapshot of the database begins."""
 
     objects: bool = setting(True)
-    """A backup of the data bucket, too; without it, retention_days is at most storage.restore_days."""
+    """A backup of the data bucket in addition to the database. Without it, retention_days must not exceed
+    storage.restore_days."""
 
     copy_region: str | None = setting(None, change="replacement", pattern=pattern("region"))
-    """Another region that gets a copy of each object as it is written, and of each snapshot of the database.
-    It requires account and region, and `cdk bootstrap` in that region."""
+    """Another region for a copy of each object, as soon as it is written, and of each snapshot of the
+    database. The copy requires the settings account and region, and `cdk bootstrap` in the other region."""
 
     def problems(
         self, account: str | None, region: str | None, restore_days: int
     ) -> Iterator[tuple[str, str]]:
-        """Yields each setting that contradicts the other tables, and the reason."""
+        """Yields each setting of this table that contradicts other tables, and the reason."""
         if not self.objects and self.retention_days > restore_days:
             yield (
                 "retention_days",
@@ -187,11 +188,11 @@ class BackupSettings(Section):
 
 
 class AuditSettings(Section):
-    """CloudTrail's data events of the data bucket: the reader or writer of each object."""
+    """CloudTrail's data events of the data bucket, which record each access to an object."""
 
     events: Literal["write", "all"] = setting("write")
-    """The recorded events: writes and deletions (`write`), or reads as well (`all`), of which queries and
-    compactions make many."""
+    """The recorded events: writes and deletions (`write`), or also reads (`all`). Queries and compactions
+    make many reads."""
 
     log_days: int = setting(90, ge=1, le=3_650)
     """The number of days that the events are kept."""
@@ -201,20 +202,20 @@ class AuditSettings(Section):
 
 
 class IamSettings(Section):
-    """All roles of the instance, and policies for people."""
+    """The roles of the instance, and the policies for people."""
 
     permissions_boundary: str | None = setting(None, pattern=pattern("policy"))
-    """A policy that bounds the rights of every role."""
+    """The ARN of a policy that limits the rights of every role."""
 
     role_path: str = setting("/", pattern=pattern("role_path"))
-    """The path of all roles. A change of it, or of role_prefix, makes new roles."""
+    """The path of all roles. A change of the path or of role_prefix creates new roles."""
 
     role_prefix: str | None = setting(None, pattern=pattern("role_prefix"))
-    """The prefix of the names of all roles; left out, CloudFormation names them."""
+    """The prefix of the names of all roles. Left out, CloudFormation chooses the names."""
 
     policies: tuple[Literal["operator", "reader"], ...] = setting((), strict=False)
-    """The managed policies to make for people: an `operator` pauses, resumes and handles dead letters; a
-    `reader` reads tables."""
+    """The managed policies to create for people. An `operator` pauses and resumes the instance, handles dead
+    letters and changes tables. A `reader` reads tables."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if len(set(self.policies)) < len(self.policies):
@@ -223,44 +224,45 @@ class IamSettings(Section):
 
 RECEIVES_LEAST = 50
 ZONES_MAX = 3
-"""The limit of zones of the instance's own VPC."""
+"""The largest number of zones of the instance's own VPC."""
 
 ADDRESSES_OF_OTHERS = 32
 """The addresses that are left for lambdas, databases, tasks and endpoints."""
 
 SUBNETS_MAX = 16
-"""The limit of subnets of a lambda."""
+"""The largest number of subnets of a lambda."""
 
 EMR_TAG_BYTES_MAX = 680
-"""The limit of the tags of clusters on EC2, which are in a lambda's environment of 4 KB; the rest takes up to
-3.4 KB."""
+"""The largest size, in bytes, of the tags of clusters on EC2. The tags are in the environment of a lambda,
+which has 4 KB at most, and everything else takes up to 3.4 KB."""
 
 
 class NetworkSettings(Section):
-    """The network: the instance's own VPC, or an existing one by id."""
+    """The network: the instance's own VPC, or an existing one that is given by its id."""
 
     cidr: str = setting("10.40.0.0/16", change="replacement", pattern=pattern("cidr"))
-    """The addresses of the own VPC."""
+    """The address range of the own VPC."""
 
     zones: int = setting(2, ge=2, le=ZONES_MAX)
-    """The number of availability zones of the own VPC; it can be raised, not lowered. If availability_zones
-    are given, it is their number."""
+    """The number of availability zones of the own VPC. It can be raised but not lowered. If
+    availability_zones is given, its length is the number."""
 
     flow_log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
     """The number of days that the own VPC's flow log is kept."""
 
     availability_zones: tuple[ZoneName, ...] = setting((), strict=False)
-    """The zone of each of subnet_ids, in the same order. For an own VPC: its 2 or 3 zones, the region's first
-    ones if left out. A third can be appended; other changes need a new instance."""
+    """The zone of each subnet in subnet_ids, in the same order. An own VPC has 2 or 3 zones, by default the
+    first ones of the region. A third can be appended. Other changes need a new instance."""
 
     vpc_id: str | None = setting(None, change="replacement", pattern=pattern("vpc"))
-    """An existing VPC; the settings below go with it, those above except availability_zones do not."""
+    """The id of an existing VPC. The settings below belong to an existing VPC. The settings above, except
+    availability_zones, belong to an own VPC."""
 
     subnet_ids: tuple[SubnetId, ...] = setting((), strict=False)
-    """The private or isolated subnets of that VPC, 2 to 16. A change replaces an RDS Proxy."""
+    """The 2 to 16 private or isolated subnets of the existing VPC. A change replaces an RDS Proxy."""
 
     route_table_ids: tuple[RouteTableId, ...] = setting((), strict=False)
-    """The route table of each subnet, in the same order; not needed with s3_endpoint = "existing"."""
+    """The route table of each subnet, in the same order. It is not needed with s3_endpoint = "existing"."""
 
     s3_endpoint: Literal["create", "existing"] = setting("create")
     """The S3 gateway endpoint of the existing VPC: `create` one, or use an `existing` one. With `create`, all
@@ -306,24 +308,25 @@ class NetworkSettings(Section):
 
 
 class StorageSettings(Section):
-    """The buckets."""
+    """The buckets, and the times for which they keep data."""
 
     payload_days: int = setting(90, ge=1, le=3_650)
-    """The number of days that payloads are kept; their objects are kept restore_days and one day longer."""
+    """The number of days that payloads are kept. Their objects are kept longer, by restore_days and one more
+    day."""
 
     payloads_hot_seconds: int = setting(25_200, ge=0, le=31_536_000)
-    """The time of day, in seconds after midnight UTC, from which payloads of the day before are offloaded, by
-    the next round of maintenance; 25,200 is 7:00."""
+    """The time of day, in seconds after midnight UTC, from which maintenance offloads the payloads of the day
+    before. The default, 25,200, is 7:00."""
 
     jobs_days: int = setting(30, ge=1, le=3_650)
     """The number of days that ended jobs are kept, with their requests, results and answers."""
 
     restore_days: int = setting(3, ge=1, le=35)
-    """The number of days for which the instance can be restored, at most database.backup_days. Objects that
-    compactions replace are kept, and paid for, one day longer."""
+    """The number of days that a restore of the instance can go back, at most database.backup_days. Objects
+    that compactions replace are kept, and paid for, one day longer."""
 
     key_arn: str | None = setting(None, change="replacement", pattern=pattern("key"))
-    """An existing KMS key for the objects, whose policy leaves its use to IAM; left out, the instance gets
+    """An existing KMS key for the objects, whose policy leaves its use to IAM. Left out, the instance gets
     its own key."""
 
     access_log_days: int = setting(90, ge=1, le=3_650)
@@ -337,7 +340,8 @@ class CommitSettings(Section):
     """The commit queues and the lambda that applies commit requests."""
 
     queues: int = setting(1, ge=1, le=16)
-    """The number of queues over which the tables are spread. Empty them before you change it."""
+    """The number of queues over which the tables are spread. The queues must be empty before you change
+    it."""
 
     concurrency: int = setting(10, ge=2, le=1_000)
     """The largest number of lambdas that work on one queue at once."""
@@ -346,25 +350,26 @@ class CommitSettings(Section):
     """The largest number of requests that a lambda gets at once."""
 
     batching_window_seconds: int = setting(1, ge=0, le=300)
-    """The time in seconds for which a batch is collected; at least 1 for a batch_size of more than 10."""
+    """The time in seconds for which a batch is collected. It must be at least 1 if batch_size is more than
+    10."""
 
     memory_mb: MemoryMb = setting(1_024)
     """The memory of the lambda, which also sets its share of a CPU."""
 
     timeout_seconds: TimeoutSeconds = setting(60)
-    """The time in seconds that the lambda may work on a batch. After six times that, messages of a failed
-    batch come again."""
+    """The time in seconds that the lambda may work on a batch. SQS delivers the messages of a failed batch
+    again after six times that time."""
 
     receives_max: int = setting(RECEIVES_LEAST, ge=RECEIVES_LEAST, le=1_000)
-    """The number of tries after which a message becomes a dead letter; meanwhile a request waits for its
-    inputs."""
+    """The number of deliveries after which a message becomes a dead letter. Until then, a request can wait
+    for its inputs."""
 
     retention_days: int = setting(14, ge=1, le=14)
-    """The number of days that messages are kept, also while the instance is paused."""
+    """The number of days that SQS keeps messages, even while the instance is paused."""
 
     @property
     def visibility_seconds(self) -> int:
-        """The time in seconds for which a message that a lambda has is hidden from the other lambdas."""
+        """The time in seconds for which SQS hides a message after a lambda has received it."""
         return VISIBILITY_FACTOR * self.timeout_seconds + self.batching_window_seconds
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -398,11 +403,14 @@ class GarbageSettings(Section):
     """The memory of the lambda."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """The time in seconds that a round may take; the rest of the work waits for the next one."""
+    """The time in seconds that a round may take. The next round continues the work that is left."""
 
 
 class MaintenanceSettings(Section):
-    """Maintenance: daily partitions, old jobs, payloads; splits of full leaves, on compaction's engine."""
+    """Maintenance: daily partitions, old jobs, payloads, and splits of full leaves.
+
+    Compaction's engine makes the splits.
+    """
 
     every_minutes: EveryMinutes = setting(60)
     """The pause in minutes between two rounds."""
@@ -411,11 +419,12 @@ class MaintenanceSettings(Section):
     """The memory of the lambda."""
 
     timeout_seconds: TimeoutSeconds = setting(300)
-    """The time in seconds that a round may take; time that is left is used to offload payloads."""
+    """The time in seconds that a round may take. A round spends the time that is left on offloading
+    payloads."""
 
 
 class PauseSettings(Section):
-    """`dormouse pause`, and the watch that keeps a paused instance asleep when AWS starts its database."""
+    """The command `dormouse pause`, and a lambda that stops the database if AWS starts it during a pause."""
 
     drain_seconds: int = setting(DRAIN_SECONDS, ge=0, le=86_400)
     """The time in seconds that a pause waits for running commits and runs, before it cancels the runs."""
@@ -430,33 +439,35 @@ OPTIONAL_PARTS = (
 
 
 class DeploymentSettings(Section):
-    """One deployed instance.
+    """The settings of one deployed instance.
 
     `commit`, `garbage`, `compaction`, `maintenance`, `query`, `rows`, `access`, `pause`, `monitoring`,
-    `backup` and `audit` are deployed if their table is in the file, even an empty one.
+    `backup` and `audit` are deployed only if the file contains their tables. A table may be empty.
     """
 
     id: str = setting(change="replacement", pattern=pattern("id"), max_length=20)
     """The name of the instance, unique in the account and region."""
 
     account: str | None = setting(None, change="replacement", pattern=pattern("account"))
-    """The AWS account; left out, that of the deployer's credentials."""
+    """The AWS account. Left out, it is the account of the deployer's credentials."""
 
     region: str | None = setting(None, change="replacement", pattern=pattern("region"))
-    """The AWS region; left out, that of the deployer's credentials."""
+    """The AWS region. Left out, it is the region of the deployer's credentials."""
 
     qualifier: str | None = setting(None, change="replacement", pattern=pattern("qualifier"))
-    """The qualifier of the CDK's bootstrap (`cdk bootstrap --qualifier`); left out, the CDK's default."""
+    """The qualifier of the CDK's bootstrap (`cdk bootstrap --qualifier`). Left out, it is the CDK's
+    default."""
 
     architecture: Literal["arm64", "x86_64"] = setting("arm64")
-    """The processors of the lambdas and of EMR."""
+    """The processor architecture of the lambdas and of EMR."""
 
     protected: bool = setting(False)
-    """Protection of the instance: it refuses to be destroyed, and its data outlives its stacks."""
+    """Protection of the instance. A protected instance cannot be destroyed, and its data outlives its
+    stacks."""
 
     deploy_paused: bool = setting(False)
-    """A first deploy that leaves the instance paused; this needs the table `pause`, unless the database
-    pauses itself. A change of the setting pauses or resumes with the next deploy. Other deploys leave a
+    """A first deploy that leaves the instance paused. It needs the table `pause`, unless the database pauses
+    itself. If you change the setting, the next deploy pauses or resumes the instance. Other deploys leave a
     paused instance paused."""
 
     tags: dict[str, str] = setting({})
@@ -486,8 +497,9 @@ class DeploymentSettings(Section):
 
     @property
     def version_days(self) -> int:
-        """The number of days that S3 keeps a deleted object: a day more than the instance can be restored,
-        because S3 counts whole days.
+        """The number of days that S3 keeps a deleted object.
+
+        It is one more than the days for which the instance can be restored, because S3 counts whole days.
         """
         return min(self.storage.restore_days, self.database.backup_days) + 1
 
@@ -562,9 +574,7 @@ class DeploymentSettings(Section):
                 )
 
     def _elsewhere(self, region: str | None) -> Iterator[tuple[str, str]]:
-        """Yields settings with an ARN of another region or account, where AWS accepts only the instance's
-        own.
-        """
+        """Yields each setting with an ARN of another region or account, and the reason why AWS refuses it."""
         storage, database, monitoring, query = self.storage, self.database, self.monitoring, self.query
         named = {
             "storage.key_arn": storage.key_arn,

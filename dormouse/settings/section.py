@@ -1,4 +1,4 @@
-"""Parts of the settings of a deployment: tables, fields, texts that must match a pattern, certificates."""
+"""Building blocks for the settings of a deployment: tables, fields, patterns of texts, certificates."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ CA_BUNDLE = Path(__file__).parents[1] / "postgres" / "rds-ca-bundle.pem"
 _AUTHORITY = re.compile(r"Amazon RDS ([a-z]{2}(?:-[a-z]+)+-\d) Root CA .*")
 
 CONNECT_SECONDS_MAX = 40
-"""The time in seconds that a lambda waits for a database to wake; the lambda's timeout is longer."""
+"""The time in seconds that a lambda waits for a database to wake. The lambda's timeout is longer."""
 
 CLIENTS_MAX = 40
-"""The limit of rules in a security group. AWS allows 60 in all, unless its quota is raised."""
+"""The largest number of clients in the settings. Each needs a rule in a security group, and AWS allows 60
+rules in all."""
 
 LOSS_NEAR_SHARE = 0.75
-"""The share of the time that SQS keeps messages after which an alarm rings: 3 days before the loss, with 14
-days."""
+"""The share of their retention after which an alarm reports old messages. With 14 days, it is 3.5 days before
+SQS deletes them."""
 
 DRAIN_SECONDS = 900
-"""The time in seconds that a pause waits for running work, unless the settings or its caller say
-otherwise."""
+"""The default time in seconds that a pause waits for running work."""
 
 SCHEDULED_SECONDS_MAX = 60
-"""The time in seconds that EventBridge, and then Lambda, try to start a scheduled call; the next call makes
-up for it."""
+"""The time in seconds for which EventBridge, and then Lambda, each try to start a scheduled call. The next
+call does the work of a call that was not started."""
 
 LAMBDA_SECONDS_MAX = 900
 VISIBILITY_FACTOR = 6
-"""The number of timeouts of the lambda for which messages stay invisible, as AWS advises."""
+"""The time for which SQS hides received messages, divided by the timeout of the lambda. AWS advises 6."""
 
 VISIBILITY_SECONDS_MAX = 12 * 3600
 TAGS_MAX = 49
-"""The limit of tags: AWS allows 50, and `dormouse:instance` is one."""
+"""The largest number of tags in the settings. AWS allows 50, and `dormouse:instance` is one of them."""
 
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 STORING = frozenset(
@@ -51,14 +51,18 @@ STORING = frozenset(
         "c3", "g2", "g5", "g6", "g6e", "gr6", "m3", "p5", "p5e", "p5en", "r3", "x1", "x1e",
     }
 )  # fmt: skip
-"""The families of EC2 with their own disks but without a d in the name: of any generation, then of one
-generation."""
+"""The families of EC2 instances that have their own disks but no d in their names. The first ones are
+families of any generation, and the others are of one generation."""
 
 Change = Literal["deploy", "replacement"]
 
 
 def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> Any:
-    """Returns a field that records what a change of it needs."""
+    """Returns a field of a table. It records `change`, the effect of a change of the setting.
+
+    `deploy` means that a deploy applies the change, and `replacement` that it also replaces a resource.
+    `limits` are limits of pydantic for the value.
+    """
     return Field(default, json_schema_extra={"change": change}, **limits)
 
 
@@ -145,7 +149,7 @@ PATTERNS = {
     ),
     "email": (r"^[^@\s]+@[^@\s]+\.[^@\s]+$", "an e-mail address"),
 }
-"""The patterns of texts, each with the same rule in words."""
+"""The patterns that texts must match, each with a description in words."""
 
 
 def pattern(name: str) -> str:
@@ -165,7 +169,7 @@ Acu = Annotated[float, Field(multiple_of=0.5, le=256)]
 
 
 class Section(BaseModel):
-    """A table of the file. Unknown keys are errors, and no text is taken for a number."""
+    """A table of the settings file. Unknown settings are errors, and texts are never converted to numbers."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -177,7 +181,7 @@ class Section(BaseModel):
     )
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
-        """Yields each setting that contradicts another one, and the reason."""
+        """Yields each setting that contradicts another one of the same table, and the reason."""
         return iter(())
 
     @model_validator(mode="after")
@@ -201,7 +205,7 @@ def cidr_problem(cidr: str) -> str | None:
 
 
 def client_problems(cidrs: tuple[str, ...], groups: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yields the mistakes in the networks and security groups that may connect."""
+    """Yields each mistake in the networks and security groups of clients: the setting, and the reason."""
     networks: list[ipaddress.IPv4Network] = []
     for cidr in cidrs:
         if why := cidr_problem(cidr):
@@ -223,9 +227,9 @@ def client_problems(cidrs: tuple[str, ...], groups: tuple[str, ...]) -> Iterator
 
 
 def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the tags that some service refuses.
+    """Yields each tag that some AWS service refuses, and the reason.
 
-    EMR Serverless accepts only ASCII, and IAM no two names that differ only in case.
+    EMR Serverless accepts only ASCII. IAM accepts no two names that differ only in case.
     """
     names: dict[str, str] = {}
     for key, value in tags.items():
@@ -242,19 +246,25 @@ def tag_problems(tags: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def architecture_of(instance_type: str) -> str:
-    """Returns the processors of an instance type: Graviton has a g after the generation, as in m7g, c7gn."""
+    """Returns the processor architecture of an instance type.
+
+    Types for arm64 (Graviton) have a g after the generation, as in m7g or c7gn.
+    """
     return "arm64" if re.match(r"[a-z]+\d+g", instance_type) else "x86_64"
 
 
 def has_instance_store(instance_type: str) -> bool:
-    """Returns whether an instance type has its own disks: a d as in m7gd, or by its family."""
+    """Returns whether an instance type has its own disks.
+
+    A d in the name shows it, as in m7gd, or else the family.
+    """
     family = instance_type.partition(".")[0]
     found = re.match(r"([a-z]+)\d+([a-z]*)", family)
     return found is not None and ("d" in found[2] or not STORING.isdisjoint((found[1], family)))
 
 
 def no_certificates(region: str) -> str | None:
-    """Returns an error message if the certificates of RDS in a region are not known, else None."""
+    """Returns an error message if the RDS certificates of a region are missing here, else None."""
     if region in _regions(CA_BUNDLE):
         return None
     return (
@@ -265,7 +275,7 @@ def no_certificates(region: str) -> str | None:
 
 @cache
 def _regions(bundle: Path) -> frozenset[str]:
-    """Returns the regions that have an authority in a bundle."""
+    """Returns the regions of the certificate authorities in a bundle."""
     certificates = ssl.create_default_context(cafile=bundle).get_ca_certs()
     subjects = [dict(pair for part in one["subject"] for pair in part) for one in certificates]  # type: ignore[misc]
     found = (_AUTHORITY.fullmatch(str(one.get("commonName", ""))) for one in subjects)

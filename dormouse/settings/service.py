@@ -1,4 +1,7 @@
-"""The settings of the query service, from the environment; options of `dormouse serve` override them."""
+"""The settings of the query service.
+
+They come from the environment, and options of `dormouse serve` override them.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class ServiceSettings(BaseSettings):
-    """The settings of the query service, built by `load_service_settings`.
+    """The settings of the query service. `load_service_settings` creates it.
 
-    Each field is a variable with the prefix `DORMOUSE_SERVICE_`. All but the token are also options of
-    `dormouse serve`, with the text below the field as their help.
+    Each field can be set by an environment variable: its name with the prefix `DORMOUSE_SERVICE_`. All fields
+    but the token are also options of `dormouse serve`. The text below a field is the help of its option.
     """
 
     model_config = SettingsConfigDict(
@@ -39,66 +42,67 @@ class ServiceSettings(BaseSettings):
     )
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """The address to listen on; any but a loopback address needs a token."""
+    """The address to listen on. Any address but a loopback address needs a token."""
 
     port: int = Field(default=8088, ge=0, le=65_535)
-    """The port to listen on; 0 takes a free one."""
+    """The port to listen on. With 0, the service takes a free port."""
 
     token: Annotated[str | None, Optional] = Field(default=None, repr=False)
     """The bearer token that requests must have."""
 
     token_file: Annotated[Path | None, Optional] = None
-    """A file with the token, in place of DORMOUSE_SERVICE_TOKEN."""
+    """A file with the token, instead of DORMOUSE_SERVICE_TOKEN."""
 
     job_threads: Annotated[int | None, Optional] = Field(default=None, ge=0, le=1_000)
-    """The number of jobs of each kind that run here at once; with 0, other processes run them. If it is not
-    given, the service takes no jobs and writes nothing."""
+    """The number of jobs of each kind that run here at once. With 0, other processes run them. Left out, the
+    service takes no jobs and writes nothing."""
 
     job_tokens_file: Annotated[Path | None, Optional] = None
-    """A file with tokens that may start jobs: NAME KIND,KIND TOKEN on each line, * for all kinds. Holders of
-    these tokens see their own jobs; the holder of the other token sees all. The kind `payloads` allows to
-    read and write payloads."""
+    """A file with tokens that may start jobs. Each line is NAME KIND,KIND TOKEN, with * for all kinds.
+    Holders of these tokens see their own jobs, and the holder of the other token sees all jobs. The kind
+    `payloads` allows reading and writing payloads."""
 
     tls_certificate: Annotated[Path | None, Optional] = None
-    """The certificate, with its chain, as PEM; with it, the service speaks HTTPS."""
+    """The certificate, with its chain, as PEM. With it, the service speaks HTTPS."""
 
     tls_key: Annotated[Path | None, Optional] = None
     """The certificate's private key, as PEM without a password."""
 
     connections_max: int = Field(default=1_000, ge=1, le=100_000)
-    """The largest number of connections; less if the process may not open enough files. If there are more,
-    one that has shown no token is closed."""
+    """The largest number of connections. It is lowered if the process may not open enough files. If there are
+    more connections, the service closes one that has shown no token."""
 
     workers: int = Field(default=1, ge=1, le=64)
-    """The number of processes that serve; they share the limits below. One for each core serves the most
-    look-ups."""
+    """The number of processes that serve. They share the limits below. One process for each core serves the
+    most look-ups."""
 
     queries_max: int = Field(default=16, ge=1, le=1_000)
-    """The number of queries by key that run at once; more have to wait. With sql_workers = 0, SQL statements
-    count, too."""
+    """The number of queries by key that run at once. More queries have to wait. With sql_workers = 0, SQL
+    statements count as queries here."""
 
     sql_workers: Annotated[int | None, Optional] = Field(default=None, ge=0, le=100)
-    """The number of SQL statements that run at once, each in its own process; by default one for each core,
-    at least 2 and at most 8. With 0 they run in the service's process, which a statement can then crash."""
+    """The number of SQL statements that run at once, each in its own process. The default is one for each
+    core, at least 2 and at most 8. With 0, statements run in the service's process, and can crash it."""
 
     sql_memory_bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=SQL_MEMORY_BYTES_MIN)
-    """The memory of a process that runs SQL; by default an equal share of half of the machine's memory."""
+    """The memory in bytes of each process that runs SQL. By default, these processes share half of the
+    machine's memory equally."""
 
     sql_spill_bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=0)
-    """The disk space that a process that runs SQL may spill to; by default an equal share of half of the free
-    space."""
+    """The disk space in bytes to which each process that runs SQL may spill. By default, these processes
+    share half of the free space equally."""
 
     sql_threads: Annotated[int | None, Optional] = Field(default=None, ge=1, le=1_000)
-    """The number of threads of a statement; by default one for each core."""
+    """The number of threads of a statement. The default is one for each core."""
 
     queue_seconds_max: float = Field(default=5, ge=0, allow_inf_nan=False)
     """The time in seconds that a query waits for its turn before it is refused."""
 
     rows_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
-    """The largest number of rows of an answer; without limit if it is not given."""
+    """The largest number of rows of an answer. Left out, there is no limit."""
 
     bytes_max: Annotated[int | None, Optional] = Field(default=None, ge=1)
-    """The largest number of bytes of an answer, as it is sent; without limit if it is not given."""
+    """The largest number of bytes of an answer, as it is sent. Left out, there is no limit."""
 
     seconds_max: float = Field(default=300, gt=0, allow_inf_nan=False)
     """The time in seconds that a query may take until its last row is sent."""
@@ -107,19 +111,19 @@ class ServiceSettings(BaseSettings):
     """The largest size of a request's body, in bytes."""
 
     upload_bytes_max: int = Field(default=10 * 1024**3, ge=1)
-    """The largest size of a CSV file that is uploaded, in bytes."""
+    """The largest size of an uploaded CSV file, in bytes."""
 
     files_max: int = Field(default=16, ge=1, le=1_000)
-    """The number of files that are uploaded or downloaded at once; more have to wait."""
+    """The number of files that are uploaded or downloaded at once. More files have to wait."""
 
     file_seconds_max: float = Field(default=3_600, gt=0, allow_inf_nan=False)
     """The time in seconds that the upload or download of a file may take."""
 
     client_stall_seconds_max: float = Field(default=60, gt=0, allow_inf_nan=False)
-    """The time in seconds that a client may neither read nor send before it is cut off."""
+    """The time in seconds without any progress of a client, after which the service closes its connection."""
 
     shutdown_seconds_max: int = Field(default=20, ge=0)
-    """The time in seconds that running queries may go on after SIGTERM."""
+    """The time in seconds for which running queries may continue after SIGTERM."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -139,8 +143,9 @@ class ServiceSettings(BaseSettings):
 
     @property
     def statements_max(self) -> int:
-        """The number of statements that a worker runs at once, each in its own process; 0: in the worker
-        itself.
+        """The number of SQL statements that a worker runs at once, each in its own process.
+
+        It is 0 if statements run in the worker's own process.
         """
         count = min(max(os.cpu_count() or 1, 2), 8) if self.sql_workers is None else self.sql_workers
         return -(-count // self.workers)
@@ -157,7 +162,10 @@ class ServiceSettings(BaseSettings):
 
     @property
     def secret(self) -> str | None:
-        """The token, or the content of its file. Raises `InvalidInput` if the file has none."""
+        """The token, read from its file if there is one; None without a token.
+
+        Raises `InvalidInput` if the file cannot be read or contains no valid token.
+        """
         if self.token_file is None:
             return self.token
         try:
@@ -177,14 +185,22 @@ class ServiceSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The rights of a token's holder: `owner` None sees all jobs; `kinds` None starts all kinds."""
+    """The rights of a token's holder.
+
+    With `owner` None, the holder sees all jobs, otherwise only those of this owner. With `kinds` None, the
+    holder may start jobs of all kinds.
+    """
 
     owner: str | None = None
     kinds: frozenset[str] | None = None
 
 
 def read_holders(path: Path, kinds_known: Collection[str]) -> dict[str, Holder]:
-    """Returns the holders in a file, by their tokens. Raises `InvalidInput` that names a wrong line."""
+    """Returns the holders of the tokens in a file, by their tokens.
+
+    Raises `InvalidInput` if the file cannot be read, for a wrong line, which it names, or for a file without
+    tokens.
+    """
     try:
         check_private(path)
         lines = path.read_text("utf-8").splitlines()
@@ -213,19 +229,25 @@ def read_holders(path: Path, kinds_known: Collection[str]) -> dict[str, Holder]:
 
 
 def check_private(path: Path) -> None:
-    """Raises `InvalidInput` if all users of the machine can read a file of tokens. Raises OSError."""
+    """Raises `InvalidInput` if every user of the machine can read a file with tokens.
+
+    Raises `OSError` if there is no such file.
+    """
     if path.stat().st_mode & stat.S_IROTH:
         raise InvalidInput(f"other users can read {path}, which has a token: chmod o-rwx {path}")
 
 
 def check_token(text: str, what: str) -> None:
-    """Raises ValueError for a text that is not valid in an `Authorization` header."""
+    """Raises `ValueError` if an `Authorization` header cannot contain a token.
+
+    The message calls the token `what`.
+    """
     if not _TOKEN.fullmatch(text):
         raise ValueError(f"{what} must be of A-Z a-z 0-9 - . _ ~ + / and = at its end")
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach an address."""
+    """Returns whether an address is one that only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -233,13 +255,19 @@ def is_loopback(host: str) -> bool:
 
 
 def load_service_settings(**overrides: Any) -> ServiceSettings:
-    """Returns the settings of the environment, with overrides that are not None. Raises InvalidInput."""
+    """Returns the settings in the environment variables, except those in `overrides` that are not None.
+
+    Raises `InvalidInput`, which names each wrong setting and any unknown variable.
+    """
     _check_names(environment())
     return load(ServiceSettings, {name: value for name, value in overrides.items() if value is not None})
 
 
 def _check_names(variables: Iterable[str]) -> None:
-    """Raises InvalidInput for an unknown variable: a misspelt one would have no effect."""
+    """Raises `InvalidInput` for an unknown variable with the service's prefix.
+
+    A misspelt one would have no effect.
+    """
     known = [f"{SERVICE_PREFIX}{name.upper()}" for name in ServiceSettings.model_fields]
     for name in variables:
         if name.upper().startswith(SERVICE_PREFIX) and name.upper() not in known:

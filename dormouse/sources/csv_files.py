@@ -25,26 +25,29 @@ if TYPE_CHECKING:
 
 _ADVICE = "; if it stands for null, name it with --null, or give the column another type (--type)"
 _UNKNOWN_MAX = 1_000
-"""The most columns outside the schema with which other formats are tried: more would take minutes."""
+"""The limit of columns outside the schema. Above it, no other format is tried, since this takes minutes."""
 
 
 class _UnknownColumns(InvalidData):
-    """A header with unknown columns besides those of the schema, or with very many unknown columns."""
+    """An error for a header with unknown columns, in a file that needs no other format.
+
+    The header also has all columns of the schema, or it has more than `_UNKNOWN_MAX` unknown columns.
+    """
 
 
 class _Unsure(InvalidData):
-    """A file whose times can be read in more than one way."""
+    """An error for a file whose times can be read in more than one way."""
 
 
 class _Formatted(Unreadable):
-    """A row that cannot be read in a format that has time formats."""
+    """An error for a row that cannot be read in a format that has time formats."""
 
 
 def csv_format(file: DataFile, schema: Schema) -> FileFormat:
     """Returns the format of a file, after reading the beginning of the file with it.
 
-    It is the known format if there is one, else the usual one, else a detected one. Raises `InvalidData` if
-    no format gives the columns of the schema.
+    Uses the known format if there is one. Else tries the usual format, unless the caller gave options, and
+    then a detected format. Raises `InvalidData` if no format gives the columns of the schema.
     """
     _check_plain(schema, [name for name in schema.names if not schema.is_optional(name)])
     known = file.given.formats.get(str(file.path))
@@ -99,9 +102,11 @@ def _sniffed(file: DataFile, schema: Schema) -> FileFormat:
 
 
 def _time_formats(sniffed: Sniffed, given: Files, schema: Schema) -> tuple[tuple[str, str], ...]:
-    """Returns the time format of each column, with days and months in the order of the load's first file.
+    """Returns the (column, time format) pairs of a file.
 
-    Raises `InvalidData` if that order is unknown, or if a format was given for a column that holds no times.
+    If day and month could have either order, the order of the load's first file decides. Raises
+    `InvalidData` if that file does not decide it, or if the two files have different orders. Also raises it
+    if the caller gave a time format for a column without times.
     """
     kinds = {field.name: field.type for field in schema.fields}
     wrong = next((name for name in given.time_formats if kinds.get(name) not in TIMES), None)
@@ -126,9 +131,10 @@ def _time_formats(sniffed: Sniffed, given: Files, schema: Schema) -> tuple[tuple
 
 
 def _tried(file: DataFile, schema: Schema, how: FileFormat) -> FileFormat:
-    """Returns the format with the columns that the file lacks, after reading the file's first batch with it.
+    """Returns the format, after reading the file's first batch with it.
 
-    Raises `InvalidData` if the header or the first batch does not fit the schema.
+    Adds to it, as `absent`, the columns of the schema that the file lacks. Raises `InvalidData` if the header
+    or the first batch does not fit the schema.
     """
     text = TextFile(file.path, how.text, how.names)
     names = [*text.names, *(name for name, _ in file.folders if name not in text.names)]
@@ -147,7 +153,7 @@ def _tried(file: DataFile, schema: Schema, how: FileFormat) -> FileFormat:
 
 
 def _check_header(names: list[str], schema: Schema) -> None:
-    """Raises `InvalidData` for a header with other columns than the schema's, before a row is read."""
+    """Raises `InvalidData` if the columns of a header do not fit the schema. Runs before a row is read."""
     try:
         check_names(names, schema)
     except InvalidData as error:
@@ -162,9 +168,10 @@ def _check_header(names: list[str], schema: Schema) -> None:
 def _whole_as_text(
     error: UnfitCell, text: TextFile, types: Mapping[str, pa.DataType]
 ) -> dict[str, pa.DataType]:
-    """Returns the types, with text in place of integers: Arrow's reader does not accept 5.0 as an integer.
+    """Returns the types, with text in place of integers, after an error about an integer column.
 
-    Raises the error again if it is about a column of another type.
+    Arrow's reader refuses 5.0 as an integer, but this project accepts it when it converts text. Raises the
+    error again if it is about a column of another type.
     """
     if not pa.types.is_integer(types.get(text.names[error.column], pa.null())):
         raise error
@@ -184,9 +191,9 @@ def _read(
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file, with the columns of the schema that it has.
+    """Yields the rows of a file, with those columns of the schema that the file has.
 
-    Raises `InvalidData`, which names the line.
+    Raises `InvalidData`, which names the line, for a value or row that cannot be read.
     """
     how = file.format or csv_format(file, schema)
     text, types = TextFile(file.path, how.text, how.names), _types(file, schema, how)
@@ -222,21 +229,27 @@ def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _with_texts(batch: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch with the columns of `texts` in place of its own."""
+    """Returns the batch, with each column of `texts` in place of its column of the same name."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns |= zip(texts.schema.names, texts.columns, strict=True)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _types(file: DataFile, schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
-    """Returns the type to read each column as, without columns of folder names and those the file lacks."""
+    """Returns the Arrow type of each column to read from the file.
+
+    Leaves out columns that come from folder names, and columns that the file lacks.
+    """
     outside = {*dict(file.folders), *how.absent}
     return {name: kind for name, kind in read_types(schema, how).items() if name not in outside}
 
 
 @contextmanager
 def _located(text: TextFile, rows: list[int]) -> Iterator[None]:
-    """Adds the line to errors about values that do not fit. `rows[0]` is the number of rows read before."""
+    """Runs a block that converts rows, and adds the line to its errors about values that do not fit.
+
+    The block keeps `rows[0]` at the number of rows before the current batch.
+    """
     try:
         yield
     except UnfitRow as error:

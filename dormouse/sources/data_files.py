@@ -81,11 +81,11 @@ class Files:
     formats: Mapping[str, FileFormat] = field(default_factory=dict, repr=False)
     found: Sequence[DataFile] = field(default=(), repr=False)
     is_inferred: bool = field(default=False, repr=False)
-    """True if the types of columns, except `types`, were inferred from the first file."""
+    """True if the types of columns that `types` does not name were inferred from the first file."""
 
     @property
     def said(self) -> TextOptions:
-        """The options of the CSV format that were given."""
+        """The options of the CSV format that the caller gave."""
         nulls = None if self.null_texts is None else [text for text in self.null_texts if text]
         given = {
             "separator": self.delimiter, "quote": self.quote, "escape": self.escape, "header": self.header,
@@ -276,7 +276,7 @@ def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
 
 
 def _is_like(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Returns whether a name matches a path pattern: `*` is within a part, `**` any number of parts."""
+    """Returns whether the parts of a path match a pattern: `*` within a part, `**` any number of parts."""
     if not wanted or not parts:
         return not parts and all(part == "**" for part in wanted)
     if wanted[0] == "**":

@@ -31,7 +31,7 @@ _DAYS = (-719_162, 2_932_897)
 """The first days of the years 1 and 10000, counted from 1970-01-01."""
 _OF_DAY = {unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))}
 _CYCLE_DAYS = 146_097
-"""The days of 400 years, after which the Gregorian calendar repeats."""
+"""The number of days in 400 years, after which the Gregorian calendar repeats."""
 _CONTROL = r"[\x00-\x1f]"
 
 
@@ -158,9 +158,12 @@ def moment_texts(column: pa.Array) -> pa.Array:
 
 
 def _far_text(count: int, of_day: int, endless: int, ends: str) -> str:
-    """Returns the ISO 8601 text of a day or time in any year. Years before 1 are 0, -1 and so on.
+    """Returns the ISO 8601 text of a day or time in any year. The years before 1 are 0, -1 and so on.
 
-    DuckDB represents infinity by the largest count and its negative.
+    - `count`: the number of units since 1970.
+    - `of_day`: the number of units in a day; 1 if the unit is a day.
+    - `endless`: the count that stands for infinity in DuckDB; its negative is minus infinity.
+    - `ends`: the text to append, such as Z.
     """
     if abs(count) == endless:
         return "infinity" if count > 0 else "-infinity"
@@ -214,7 +217,10 @@ def _list(column: pa.Array) -> pa.Array:
 
 
 def _map(column: pa.Array) -> pa.Array:
-    """Returns each map as a JSON array of pairs. The cast to lists skips the entries behind nulls."""
+    """Returns each map as a JSON array of [key, value] pairs.
+
+    Casts the maps to lists first, because `flatten` of lists leaves out the entries behind null maps.
+    """
     lists = column.cast(pa.list_(pa.struct([("k", column.type.key_type), ("v", column.type.item_type)])))
     entries = lists.flatten()
     keys, values = json_text(entries.field(0)), json_text(entries.field(1))
@@ -225,7 +231,7 @@ def _map(column: pa.Array) -> pa.Array:
 
 
 def _bracketed(lists: pa.Array, texts: pa.Array) -> pa.Array:
-    """Returns each list as a JSON array, given the texts of all elements (null lists have none)."""
+    """Returns each list as a JSON array. `texts` has the JSON of the elements of all lists, in order."""
     counts = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
     joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _literal(","))
@@ -279,7 +285,7 @@ class Writer(Protocol):
         ...
 
     def rows(self, batch: pa.RecordBatch) -> bytes | pa.Buffer:
-        """Returns the bytes of the rows of a batch, as far as they can be written yet."""
+        """Writes a batch; returns the bytes that are ready, which can be fewer, or of earlier batches."""
         ...
 
     def end(self) -> bytes:

@@ -83,10 +83,11 @@ _Columns = dict[str, tuple[DataType, bool]]
 
 
 def columns_of(data: Any) -> tuple[Any, dict[str, DataType]]:
-    """Returns the data to read afterwards, and the types of all columns; for files, of every file.
+    """Returns the data to read afterwards, and the types of all columns. Looks into every given file.
 
-    The returned data replaces the given data, which may be a stream that was begun. Raises `InvalidData` if
-    the data cannot be read, or if a column has no common type in all files.
+    The caller must read the returned data, because the given data may be a stream, of which the first batch
+    was taken. Raises `InvalidData` if the data cannot be read, or if the types of a column in several files
+    have no common type.
     """
     if are_paths(data):
         given = data if isinstance(data, Files) else Files(data)
@@ -119,7 +120,10 @@ def columns_of_arrow(schema: pa.Schema) -> dict[str, DataType]:
 
 
 def _types_of(file: DataFile) -> tuple[dict[str, DataType], bool]:
-    """Returns the types of a file's columns, and whether they are known: a CSV file must have rows."""
+    """Returns the types of a file's columns, and whether rows confirm them.
+
+    The second part is False for an empty file, and for a CSV file with only a header.
+    """
     has_rows = True
     with naming(file.name):
         if is_empty(file):
@@ -159,7 +163,10 @@ def _description(files: Files, unsure: Mapping[str, str]) -> str:
 
 
 def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
-    """Returns the name of the first file with rows, its columns, its sample, the files, and `unsure`."""
+    """Returns the name of the first file with rows and its columns, then `sample`, `files` and `unsure`.
+
+    The last three are those of `Inferred`.
+    """
     files = find_files(given)
     file = next((file for file in files if _has_rows(file)), files[0])
     with naming(file.name):

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _EMPTY = re.compile(r"\s*(\[\s*\]\s*)?")
 _EMPTY_BYTES_MAX = 1 << 16
 _WHOLE_CHARACTERS_MAX = 1 << 28
-"""The part of a file that is parsed for errors if it is an array or its values span several lines."""
+"""The most characters of a file that are searched for errors, unless each line is one value."""
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 JSON_DEPTH_MAX = 100
 """The limit of nesting. At some thousands of levels, DuckDB crashes the process and Python raises."""
@@ -148,7 +148,7 @@ def check_objects(path: Path, fields: tuple[Field, ...] = ()) -> bool:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object, and in `doubled` a key that it has twice, or None."""
+    """A JSON object. `doubled` is a key that its text has twice, or None."""
 
     doubled: str | None = None
 
@@ -165,7 +165,10 @@ _decoder = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the line, from 1, and the value of each element or line. Raises `InvalidData`."""
+    """Yields each JSON value of a file with the number of its line, from 1.
+
+    The values are the elements of an array, or the lines. Raises `InvalidData` for text that is not JSON.
+    """
     with opened(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
         before, first = 0, ""
@@ -183,7 +186,10 @@ def _values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _is_whole(text: str) -> bool:
-    """Returns whether a line has a whole value, or is wrong in its middle: then more lines do not help."""
+    """Returns False if the JSON value of a line continues on the next line.
+
+    A line with an error before its end gives True, since more lines would not make it valid.
+    """
     try:
         _decoder.raw_decode(text.lstrip())
     except json.JSONDecodeError as error:
@@ -192,10 +198,11 @@ def _is_whole(text: str) -> bool:
 
 
 def _of_text(text: str, first_line: int, *, is_cut: bool = False) -> Iterator[tuple[int, Any]]:
-    """Yields the line and the value of each value of a text, in an array or one after the other.
+    """Yields each JSON value of a text with the number of its line.
 
-    `first_line` is the line of the beginning of the text. If the text is cut, stops at the first value that
-    is not whole. Raises `InvalidData`.
+    The values are the elements of an array, or follow each other. `first_line` is the number of the text's
+    first line. With `is_cut`, the text is only the beginning of a file, and the first incomplete value ends
+    the search. Raises `InvalidData` for text that is not JSON.
     """
     at, line, counted = 0, first_line, 0
     while (at := _after(text, at)) < len(text):
@@ -218,7 +225,7 @@ def _of_text(text: str, first_line: int, *, is_cut: bool = False) -> Iterator[tu
 
 
 def _after(text: str, at: int) -> int:
-    """Returns the position of the next value."""
+    """Returns the position of the next value: skips blanks, commas and brackets from `at` on."""
     between = _BETWEEN.match(text, at)
     return between.end() if between else at
 
@@ -236,7 +243,7 @@ def _named(value: Any) -> str:
 
 
 def _misshapen(value: Any, kind: DataType) -> Any:
-    """Returns a part of a value that is not a list or object where the type has one, or None."""
+    """Returns the first part of a value that should be a list or object by the type but is not, or None."""
     if value is None or not kind.is_nested:
         return None
     if kind.element is not None:
@@ -322,8 +329,8 @@ def _json_types(file: DataFile) -> dict[str, DataType]:
 def inferred_json_types(file: DataFile) -> dict[str, DataType]:
     """Returns the types of `json_types` for a new table. Raises `InvalidData`.
 
-    Two kinds of columns are text here: columns with words that DuckDB reads as times, like infinity and
-    epoch, and columns of numbers with more digits than a double keeps.
+    Differs for two kinds of columns, which are text. They have words that DuckDB reads as times, like
+    infinity and epoch, or numbers with more digits than a double keeps.
     """
     types = _with_digits(file, json_types(file))
     times = [name for name, kind in types.items() if kind in TIMES]
@@ -337,7 +344,7 @@ def inferred_json_types(file: DataFile) -> dict[str, DataType]:
 
 
 def _with_digits(file: DataFile, types: Mapping[str, DataType]) -> dict[str, DataType]:
-    """Returns the types, with STRING for each DOUBLE that does not keep the digits of all its numbers."""
+    """Returns the types, with STRING in place of DOUBLE where a double would lose digits of a number."""
     doubles = [Field(name, kind) for name, kind in types.items() if _has(kind, {DOUBLE})]
     if not doubles or not has_long_numbers(file.path, even_whole=True):
         return dict(types)
@@ -349,7 +356,7 @@ def _with_digits(file: DataFile, types: Mapping[str, DataType]) -> dict[str, Dat
 
 
 def _with_kept(texts: pa.Array, kind: DataType) -> DataType:
-    """Returns the type, with STRING for each DOUBLE in it that does not keep the digits of `texts`."""
+    """Returns the type, with STRING in place of each DOUBLE in it that would lose digits of `texts`."""
     if kind.element is not None:
         return LIST(_with_kept(texts.flatten(), kind.element))
     if kind.parts:
@@ -362,7 +369,10 @@ def _with_kept(texts: pa.Array, kind: DataType) -> DataType:
 
 
 def _is_renamed(name: str, names: Iterable[str]) -> bool:
-    """Returns whether DuckDB may have renamed a column by adding a number, as for both Name and name."""
+    """Returns whether DuckDB may have added a number to a column's name, as in name_1.
+
+    DuckDB does so for keys that differ by case only, such as Name and name.
+    """
     stem = re.fullmatch(r"(.+)_\d+", name, re.DOTALL)
     return stem is not None and any(other.casefold() == stem[1].casefold() for other in names)
 
@@ -451,7 +461,10 @@ def _filled(
 
 
 def _presence(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
-    """Yields whether each object has each key, even if null. Batches match those of `json_batches`."""
+    """Yields booleans, one column for each field: True if an object has the key, even with a null.
+
+    The batches have the same rows as those of `json_batches`.
+    """
     pointers = {field.name: "/" + field.name.replace("~", "~0").replace("/", "~1") for field in fields}
     columns = (f"json_exists(json, {_literal(to)}) as {quoted(name)}" for name, to in pointers.items())
     with _queries(file) as query:
@@ -460,7 +473,7 @@ def _presence(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatc
 
 
 def _objects(file: DataFile) -> Iterator[pa.Array]:
-    """Yields the texts of all objects. Batches match those of `json_batches`."""
+    """Yields the JSON text of each object. The batches have the same rows as those of `json_batches`."""
     with _queries(file) as query:
         for batch in query(f"select json from read_json_objects({_FILE})").to_arrow_reader(BATCH_ROWS):
             yield batch.column(0)
@@ -469,10 +482,11 @@ def _objects(file: DataFile) -> Iterator[pa.Array]:
 def _as_written(
     objects: pa.Array, fields: Sequence[Field], read: Mapping[str, pa.Array]
 ) -> dict[str, pa.Array]:
-    """Returns columns of objects, given as texts, with each number as it is written.
+    """Returns the columns of JSON objects with all digits of each number.
 
-    DuckDB would convert numbers to doubles first. A value that does not fit its column's type is taken from
-    `read`, the columns as DuckDB read them, or is null. If the type has decimals, raises `UnfitText` instead.
+    `objects` has the text of each object. DuckDB would convert numbers to doubles and lose digits. `read` has
+    columns as DuckDB read them; a value that does not fit its column's type is taken from there, or is
+    null. If the type has decimals, raises `UnfitText` for such a value instead.
     """
     parsed = [json.loads(text, parse_float=str, parse_int=str) for text in objects.to_pylist()]
     written = {}

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: LEADING_ZERO}
 _TINY = re.compile(rb"[eE]-[0-9]{2}|[0-9]{16}[eE]-")
-"""The end of a number that a floating-point number may round, or turn into zero."""
+"""A pattern in the text of a number that a floating-point type may round, or turn into zero."""
 _NO_NUMBER = r"(?i)^\s*[+-]?(?:inf|infinity|nan)\s*$"
 _NUMBER = r"^\s*[+-]?(?:[0-9]+(?:%s[0-9]*)?|%s[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
 _DIGITS_MAX = 16
-"""The length up to which a double keeps a fraction: 15 digits and the decimal point."""
+"""The most characters of a fraction that a double always keeps: 15 digits and the decimal point."""
 _TAIL_BYTES = 1024
-"""The overlap of blocks. It is longer than any pattern that is looked for."""
+"""The bytes of a block that are searched again with the next block, to find patterns across both."""
 _UNKNOWN = b"?"
-"""A placeholder for the byte after a block, which does not end a cell."""
+"""A stand-in for the byte after a block, which is not known yet. It does not end a cell."""
 _ZERO, _TEN = ord("0"), 10
 _NUMBER_BYTES_MAX, _BLOCK_BYTES = 1 << 10, 1 << 20
 
@@ -124,7 +124,7 @@ class WatchedNumbers:
         return bool((self._before | _BLANKS)[codes[others[np.searchsorted(others, at)]]].any())
 
     def _first(self, codes: npt.NDArray[np.uint8], at: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Returns the positions in `at` at which a cell begins, after an optional sign or blanks."""
+        """Returns the positions in `at` that begin the number of a cell: only a sign or blank may precede."""
         at = at[at > 1]  # the first two bytes overlap with the last block, which was checked
         before = codes[at - 1]
         is_padded = _PADDING[before] & (self._before | _PADDING)[codes[at - 2]]
@@ -178,10 +178,10 @@ def _any_in(at: npt.NDArray[np.intp], begins: npt.NDArray[np.intp], ends: npt.ND
 
 
 def with_infinities(column: pa.Array, proposed: DataType, point: str) -> DataType:
-    """Returns the type of a column of texts, in which infinity and NaN are numbers.
+    """Returns the type of a column of texts, some of which may be words like infinity and NaN.
 
-    It is DOUBLE for such words beside numbers, STRING for such words beside anything else or alone, and
-    `proposed` if there are none. DuckDB's own proposal depends on the order of the rows.
+    The type is DOUBLE if all other texts are numbers. It is STRING if others are no numbers, or if all texts
+    are such words. Without such words it is `proposed`. DuckDB's own proposal depends on the order of rows.
     """
     is_word = pc.match_substring_regex(column, _NO_NUMBER)
     if proposed not in (STRING, LONG, DOUBLE) or not pc.any(is_word).as_py():
@@ -201,7 +201,7 @@ def are_kept(column: pa.Array, point: str) -> bool:
 
 
 def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:
-    """Returns the length of the longest run of digits with a decimal point, which is counted as well."""
+    """Returns the most characters of a number with a decimal point. The point counts as a character."""
     is_point = codes == point
     if not len(points := np.flatnonzero(is_point)):
         return 0

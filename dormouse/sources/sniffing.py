@@ -62,10 +62,10 @@ _OPTIONS = {
     "header": "header",
     "skip_lines": "skip",
 }
-"""The sniffer's name of each of our options."""
+"""The names of options in `TextFormat`, and in DuckDB's sniffer."""
 _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10
-"""Skipped lines before the header count as titles only if they are fewer than one in so many lines."""
+"""Skipped lines before the header count as titles only if they are less than 1/10 of the sample's lines."""
 _NONE = "(empty)"
 GUESSED = "cp1252"
 
@@ -74,7 +74,7 @@ GUESSED = "cp1252"
 class Sniffed:
     """The detected format of a file, the types of its columns, and its sample as texts.
 
-    `is_whole` is whether the sample is the whole file. `unsure` has another possible time format for each
+    `is_whole` is True if the sample is the whole file. `unsure` has another possible time format for each
     column whose days could be months.
     """
 
@@ -198,7 +198,7 @@ def _is_other(line: bytes) -> bool:
 def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> str:
     """Returns the decoded text up to its last whole row, which ends at a line end outside quoted values.
 
-    `is_whole`: the text is the whole file, and is not cut. Raises `InvalidData`.
+    With `is_whole`, `raw` is the whole file, and all of it is returned. Raises `InvalidData`.
     """
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
@@ -255,9 +255,10 @@ def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[
 
 
 def _divided(proposal: _Proposal, text: str) -> _Proposal:
-    """Returns the format with a delimiter that is in the first line and in most others, if there is one.
+    """Returns the proposal with another delimiter that is in the first line and in over half of the lines.
 
-    If lines have different numbers of cells, the sniffer finds a single column.
+    Returns the proposal unchanged if there is none. The sniffer itself proposes a single column for lines
+    with different numbers of cells.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     for delimiter in _DELIMITERS:
@@ -270,7 +271,7 @@ def _divided(proposal: _Proposal, text: str) -> _Proposal:
 
 
 def _unskipped(proposal: _Proposal, text: str) -> _Proposal:
-    """Returns the format with fewer skipped lines, if some of them look like a header or rows.
+    """Returns the proposal with fewer skipped lines, if the skipped lines look like a header or rows.
 
     The sniffer skips leading lines that do not fit the following ones, as if they were titles.
     """
@@ -291,7 +292,10 @@ def _unskipped(proposal: _Proposal, text: str) -> _Proposal:
 def _with_nulls(
     sample: Path, text: str, options: Mapping[str, Any], proposal: _Proposal
 ) -> tuple[_Proposal, list[str]]:
-    """Returns the format with texts like "NA" as null, and these texts, if that gives a column a type."""
+    """Returns a new proposal with texts like "NA" as null, and the list of these texts.
+
+    Returns the old proposal and an empty list if this does not turn a text column into one of another type.
+    """
     if "VARCHAR" not in proposal.kinds:
         return proposal, []
     cells = set(re.split(rf"[{re.escape(proposal.delimiter)}\r\n]", text))
@@ -340,7 +344,7 @@ def _sniffed(sample: Path, options: Mapping[str, Any], nulls: Sequence[str]) -> 
 
 
 def _named(sample: Path, how: FileFormat) -> tuple[tuple[str, ...], FileFormat]:
-    """Returns the names of the columns, and the format, with names only if they differ from the header's.
+    """Returns the names of the columns, and the format. The format has names that differ from the header's.
 
     Raises `InvalidData` if a name occurs twice.
     """

@@ -41,14 +41,20 @@ NO_ROWS = hashlib.blake2b(b"no rows", digest_size=DIGEST_BYTES).digest()
 STREAM = hashlib.blake2b(b"stream", digest_size=DIGEST_BYTES).digest()
 """A stand-in for the digest of a stream, which can be read only once. It is not recorded.
 
-It differs only from data without rows.
+A repeated load of a stream counts as the same data, unless the recorded load had no rows.
 """
 PIECE_BYTES, PIECES_MAX = 64 * 1024, 64
-"""The digest covers a file of up to 4 MiB entirely, and evenly spread pieces of a larger one."""
+"""The bytes of a piece, and the most pieces of a file that its digest covers.
+
+The digest covers files of up to 4 MiB whole, and evenly spread pieces of larger files.
+"""
 PIECES_MIN, PIECES_IN_ALL = 2, 16_384
 ROWS_AT_ONCE = 65_536
 TABLE_BYTES_MAX = 64 * 2**20
-"""The digest of a larger table covers only its number of rows, its columns, and its first and last rows."""
+"""The largest size of a table that its digest covers whole.
+
+The digest of a larger table covers the number of rows, the columns, and the first and last rows.
+"""
 
 
 class Hash(Protocol):
@@ -67,7 +73,8 @@ class GivenData:
     def digest(self) -> bytes | None:  # noqa: PLR0911 one a kind
         """Returns 16 bytes, `STREAM` for a stream of rows, or None for files that cannot be found or read.
 
-        Sets `data` to the data that is left to load. Raises `InvalidData` for rows that Arrow cannot hold.
+        Replaces `data` by data that can still be loaded, because digesting a stream takes its first batch.
+        Raises `InvalidData` for rows that Arrow cannot hold.
         """
         found = hashlib.blake2b(repr(self._deletes).encode(), digest_size=DIGEST_BYTES)
         if are_paths(self.data):
@@ -99,7 +106,10 @@ class GivenData:
 
 
 def is_same(given: bytes | None, recorded: bytes) -> bool:
-    """Returns whether data with the digest `given` may equal the data with the digest `recorded`."""
+    """Returns whether data with the digest `given` can be the data with the digest `recorded`.
+
+    None and `STREAM` are unknown digests; `STREAM` is known to have rows.
+    """
     return given in (None, recorded) or (given == STREAM and recorded != NO_ROWS)
 
 
@@ -115,7 +125,10 @@ def _peeked(batches: Iterable[Any]) -> tuple[Iterator[Any], bool]:
 
 
 def add_files(digest: Hash, files: Sequence[tuple[Path, object]]) -> None:
-    """Adds the size, the content and the second element of each file to the digest. Raises `OSError`."""
+    """Adds the size and content of each file, and the object paired with it, to the digest.
+
+    Of large files, adds only pieces. Raises `OSError`.
+    """
     pieces = max(PIECES_MIN, min(PIECES_MAX, PIECES_IN_ALL // max(1, len(files))))
     for path, known in files:
         size = path.stat().st_size
@@ -180,9 +193,9 @@ BATCHES_EARLY = 2
 FILES_TOGETHER = 16
 _BYTES_TOGETHER = 1 << 20
 _ROWS_TOGETHER = 16_384
-"""Small batches are joined up to this number of rows, since many batches cost more than few."""
+"""The number of rows up to which small batches are joined, since many batches cost more than few."""
 _WIDE_ROWS_BYTES = 64 << 20
-"""Batches of wide rows are joined only up to this size: Arrow's texts are limited to 2 GiB a column."""
+"""The size up to which batches of wide rows are joined: Arrow limits the texts of a column to 2 GiB."""
 
 
 def each_file(function: Callable[[F], T], files: Sequence[F]) -> Iterator[T]:
@@ -202,9 +215,10 @@ def each_file(function: Callable[[F], T], files: Sequence[F]) -> Iterator[T]:
 def read_files(
     files: Iterable[F], read: Callable[[F], Iterator[pa.RecordBatch]], size_of: Callable[[F], int]
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yields the rows of all files or parts, in their order. `size_of` returns bytes.
+    """Yields the rows of all files or parts, in their order.
 
-    Files are read ahead, but the error of a file is raised only after the rows of the files before it.
+    `read` reads one file, and `size_of` returns its size in bytes. Files are read ahead, but the error of a
+    file is raised only after the rows of the files before it.
     """
     least = _BYTES_TOGETHER // FILES_TOGETHER
     small_ones_together = portions(files, lambda file: max(size_of(file), least), _BYTES_TOGETHER)
@@ -228,7 +242,7 @@ class Source:
     batches: Iterator[pa.RecordBatch]
     rows_total: int | None
     sorted_keys: Callable[[], Iterator[pa.RecordBatch] | None] = lambda: None
-    """Returns the keys alone, in the order of the rows, if the rows seem to be sorted; else None."""
+    """A function that returns batches of the keys alone, or None if the rows seem not to be sorted."""
 
 
 def open_source(data: Any, schema: Schema) -> Source:
@@ -281,7 +295,10 @@ def _numbered(data: Files, name: str, schema: Schema) -> Source:
 
 
 def without(schema: Schema, name: str) -> Schema:
-    """Returns the schema without a column, for reading. Unlike a table's schema, it may have no key."""
+    """Returns the schema without one column, to read files that lack it. The result may have no key.
+
+    Raises `InvalidData` if there is no other column.
+    """
     others = [field for field in schema.fields if field.name != name]
     if not others:
         raise InvalidData(f"there is no column besides {name!r}")

@@ -55,7 +55,11 @@ def _rows(path: Path, parquet: pq.ParquetFile, number: int, rows_max: int) -> in
 
 
 def _may_be_long(group: pq.RowGroupMetaData, rows: int) -> Iterator[str]:
-    """Yields columns with a dictionary in which a value, repeated `rows` times, could exceed the limit."""
+    """Yields the names of columns of which one batch could need more than 256 MiB.
+
+    These are columns with a dictionary: a long value is stored once, but each of `rows` rows repeats it in
+    memory.
+    """
     for index in range(group.num_columns):
         chunk = group.column(index)
         if (
@@ -188,10 +192,10 @@ def _parquet(file: DataFile, schema: Schema, row_groups: Sequence[int] | None) -
 def _whole(
     batches: Iterator[pa.RecordBatch], file: DataFile, rows: int, groups: Sequence[int], int96: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches. Raises `InvalidData` if an INT96 time is not a whole number of microseconds.
+    """Yields the same batches. Raises `InvalidData` if an INT96 time is not a whole number of microseconds.
 
-    The file is read a second time in nanoseconds, to compare. Outside their range, both sides of the
-    comparison wrap around in the same way.
+    Reads the file a second time, in nanoseconds, and compares the two. For times that do not fit into
+    64-bit nanoseconds, both sides of the comparison overflow in the same way.
     """
     with parquet_file(file, "ns") as parquet:
         finer = parquet.iter_batches(rows, row_groups=groups, columns=int96, use_threads=False)
@@ -330,9 +334,10 @@ def _keys(files: Sequence[DataFile], schema: Schema) -> Iterator[pa.RecordBatch]
 def leaf_counts(
     keys: Iterator[pa.RecordBatch], schema: Schema, lookup: LeafLookup, *, by_leaf: bool
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the number of rows of each leaf, or None if a key is null or the rows are not in key order.
+    """Counts the rows that belong to each leaf. Returns None if the rows are not in key order.
 
-    With `by_leaf`, also None if the rows are not in the order of the leaves.
+    Also returns None if a key is null or cannot be read, and with `by_leaf`, if a row belongs to an earlier
+    leaf than the row before it.
     """
     counts = np.zeros(len(lookup.leaf_ids), np.int64)
     order, leaf = InOrder(schema), 0
@@ -351,7 +356,7 @@ def leaf_counts(
 
 
 class InOrder:
-    """A check that batches, all with rows, come in the order of their keys."""
+    """A check that the rows of consecutive batches are in key order. No batch may be empty."""
 
     def __init__(self, schema: Schema) -> None:
         self._fields = schema.key_fields

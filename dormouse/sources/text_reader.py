@@ -1,7 +1,7 @@
 """The reader of CSV files: batches of texts or of typed values, in bounded memory.
 
-Arrow parses the file. This module adds what Arrow's reader lacks: errors name the line, a quote that is still
-open at the end of the file is detected, and rows can be larger than a block.
+Arrow parses the file. This module adds three features that Arrow's reader lacks. Errors name the line. A
+quote that is still open at the end of the file is an error. Rows can be larger than a block.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHORT_ROWS_MAX = 1_000_000
 """The most consecutive short rows. They are held in memory, since Arrow gives no batch before a full row."""
 SHOWN_CHARACTERS = 60
 _LAST: deque[object] = deque(maxlen=16)
-"""Python objects of the last readers, which Arrow's threads still refer to briefly after the last row.
+"""The Python objects of the last 16 readers, kept alive because Arrow's threads use them a little longer.
 
-If such a thread dropped the last reference while the interpreter shuts down, the process would abort.
+The process would abort if such a thread dropped the last reference while the interpreter shuts down.
 """
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, UTF_8),
@@ -52,24 +52,24 @@ _ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
 _CELL = re.compile(r"CSV conversion error to ([^:]+): invalid value '(.*)'", re.DOTALL)
 _LINE_END = re.compile(r"\r\n?|\n")
 _BEGINNINGS = {"line ": ", ", "row ": ", ", "is ": " ", "has ": " "}
-"""The separator between a file's name and a message, for each beginning of a message; else a colon."""
+"""The separator between a file's name and a message, by the beginning of the message. Default: a colon."""
 _KINDS = {"int64": "long", "int32": "int", "bool": "boolean", "date32[day]": "date"}
 
 
 class Unreadable(InvalidData):
-    """A CSV file, or a row of one, that cannot be read. The message names the line."""
+    """An error for a CSV file, or a row of one, that cannot be read. The message names the line."""
 
 
 class NotText(Unreadable):
-    """Bytes that are not text in the file's encoding."""
+    """An error for bytes that are not text in the file's encoding."""
 
 
 class NeverClosed(Unreadable):
-    """A cell with an opening quote but no closing quote."""
+    """An error for a cell with an opening quote but no closing quote."""
 
 
 class UnfitCell(Exception):
-    """A cell that does not fit the type of its column. Its row is counted from 1, its column from 0."""
+    """An error for a cell that does not fit its column's type. `row` counts from 1, `column` from 0."""
 
     def __init__(self, text: str, row: int | None, column: int) -> None:
         super().__init__(text)
@@ -196,7 +196,7 @@ class TextFile:
         self.names = tuple(names or self.header or (f"number {n + 1}" for n in range(self.width)))
 
     def _head(self, raw: bytes) -> tuple[list[str], str]:
-        """Returns the cells of the header, or of the first row, and the text before the first row."""
+        """Returns the cells of the header, or else of the first row; and the text before the first row."""
         what, is_cut = "header" if self.how.header else "first row", len(raw) == HEAD_BYTES_MAX
         # invalid bytes may be in a later row: ignore them here, the reader of that row names its line
         errors = "surrogateescape" if self.encoding == UTF_8 else "replace"
@@ -249,8 +249,8 @@ class TextFile:
         - `width_min`: rows with this number of cells (short rows) are accepted, too.
         - `must_end`: the last line must have a line end.
 
-        Raises `UnfitCell` for a cell that does not fit its type, and `Unreadable` for a row that has another
-        number of cells, is not text, is larger than the largest block, or is cut off at the end of the file.
+        Raises `UnfitCell` for a cell that does not fit its type. Raises `Unreadable` for a row that has
+        another number of cells, is not text, exceeds the largest block, or is cut off at the file's end.
         """
         done = 0  # after a restart with larger blocks, rows up to this number were yielded already
         for size in BLOCK_BYTES:
@@ -318,7 +318,7 @@ class _TooSmall(Exception):
 class _Run:
     """One pass over a file with one block size.
 
-    A row that starts with `end` is added after the last row: a quote that is still open there swallows it.
+    Adds a row that begins with `end` to the file. A quote that is never closed takes this row into its cell.
     """
 
     file: TextFile
@@ -330,9 +330,9 @@ class _Run:
     width_min: int | None
     must_end: bool
     end: str = field(default_factory=_new_end)
-    """The first cell of the added row."""
+    """The first cell of the additional row."""
     ended_at: int | None = None
-    """The number of the added row, once Arrow has parsed it."""
+    """The number of the additional row, or None until Arrow has parsed it."""
     short: list[tuple[int, str]] = field(default_factory=list)
     """The number and text of each short row (one with `width_min` cells) that is not yielded yet."""
     last_short: int = 0
@@ -409,7 +409,7 @@ class _Run:
             raise self._unparsed(error) from None
 
     def _unparsed(self, error: Exception) -> Exception:
-        """Returns our error for an error of Arrow's, or the same error if it is of no known kind."""
+        """Returns the project's own error for an error of Arrow, or the same error if it is unknown."""
         text = str(error)
         if "straddling object" in text:
             return _TooSmall()
@@ -433,7 +433,7 @@ class _Run:
         return UnfitCell(_COLUMN.sub("", _ROW.sub("", text)).strip(), number, int(column[1]))
 
     def _other_width(self, row: Any) -> str:
-        """Records a row with another number of cells; Arrow calls this. Returns "skip" or "error"."""
+        """Records a row with a wrong number of cells. Returns "error" after too many short rows."""
         if row.text.startswith(self.end):
             self.ended_at = row.number
         elif row.actual_columns == self.width_min and self.end not in row.text:
@@ -446,7 +446,10 @@ class _Run:
         return "skip"
 
     def _parts(self, batch: pa.RecordBatch, row: int) -> Iterator[list[pa.Array]]:
-        """Yields a batch in parts, with short rows in their places. `row` is the number of its first row."""
+        """Yields the rows of a batch, and the short rows between them, in the order of the file.
+
+        Each part has either short rows or other rows. `row` is the number of the batch's first row.
+        """
         at = 0
         while at < batch.num_rows or (self.short and self.short[0][0] == row):
             if self.short and self.short[0][0] == row:
@@ -476,7 +479,8 @@ class _Run:
     def _texts(self, batch: pa.RecordBatch, row: int) -> list[pa.Array]:
         """Returns the columns of a batch, with bytes as texts. `row` is the number of its first row.
 
-        Raises `NeverClosed` if a cell contains the added row, and `NotText` for bytes that are not UTF-8.
+        Raises `NeverClosed` if a cell contains the additional row, and `NotText` for bytes that are not
+        UTF-8.
         """
         end = self.end.encode()
         for column in batch.columns:
@@ -502,7 +506,7 @@ class _Run:
         raise AssertionError("Arrow found invalid text, but no cell has any")
 
     def _check(self, row: int) -> None:
-        """Raises the error for a wrong row, or for an open quote if the added row was not parsed."""
+        """Raises an error if a row has a wrong number of cells, or if the file ends within a quoted cell."""
         if self.wrong is not None:
             raise self._wrong(*self.wrong)
         if self.ended_at is None:
@@ -521,7 +525,7 @@ class _Run:
 
 
 class _Source(io.RawIOBase):
-    """A file that Arrow reads: converted to UTF-8, with `row` added at its end."""
+    """A file-like object for Arrow: the bytes of a file, converted to UTF-8, and then the text `row`."""
 
     def __init__(self, file: BinaryIO, encoding: str, row: str, watch: Watch | None) -> None:
         self._file = file

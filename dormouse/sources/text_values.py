@@ -55,19 +55,19 @@ _SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
 
 
 class UnfitRow(InvalidData):
-    """A value that its column cannot have. `place` is its row in the batch, from 0."""
+    """An error for a value that its column cannot have. `place` is its row in the batch, from 0."""
 
     def __init__(self, message: str, field: Field, place: int) -> None:
         super().__init__(message, column=field.name)
         self.place = place
 
     def after(self, rows: int) -> str:
-        """Returns the message with the row in the file, given the number of rows before the batch."""
+        """Returns the message with the row in the file. `rows` is the number of rows before the batch."""
         return f"{self} in row {rows + self.place:,} (counted from 0)"
 
 
 class UnfitText(UnfitRow):
-    """A text, or a list or object of texts, that does not fit its column's type."""
+    """An error for a text, or a list or object of texts, that does not fit its column's type."""
 
     def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
         shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
@@ -76,7 +76,7 @@ class UnfitText(UnfitRow):
         )
 
     def after(self, rows: int) -> str:
-        """Returns the message, which shows the value and not the row."""
+        """Returns the message unchanged, because it already shows the value."""
         return str(self)
 
 
@@ -91,8 +91,8 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
 def read_types(schema: Schema, how: FileFormat) -> dict[str, pa.DataType]:
     """Returns the type that Arrow's CSV reader is to read each column as.
 
-    It is text for types that the reader does not know, and for decimals: the reader would silently store
-    another number for one with more digits than the type.
+    It is text for types that the reader does not know. It is also text for decimals, because the reader would
+    silently change numbers with more digits than the type has.
     """
     first_text = dict(how.time_formats)
 
@@ -125,7 +125,8 @@ def value_column(  # noqa: PLR0911 one a kind
 ) -> pa.Array:
     """Returns a column of texts converted to its field's type. A column that is not text is unchanged.
 
-    - `empties`: nulls were empty texts, and become empty texts again in a STRING column that is not nullable.
+    - `empties`: in a STRING column that is not nullable, nulls become empty texts, which they were in the
+      file.
     - `keeps_digits`: see `check_exact`.
     - `point`: the decimal point of whole numbers and decimals.
 
@@ -214,7 +215,7 @@ def check_exact(
 
     - a whole number that is written in hexadecimal,
     - a floating-point number that became zero or infinite, though its text is not,
-    - a floating-point number from 2**53 (FLOAT: 2**24) on without all digits of its text; see `keeps`.
+    - a floating-point number of at least 2**53 (FLOAT: 2**24) that lost digits of its text.
 
     With `keeps_digits`, for columns whose type was inferred, every DOUBLE must have all digits of its text.
     `inner` is the type within the field's type, by default that type itself.
@@ -257,7 +258,7 @@ def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa
 
 
 def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
-    """Returns booleans: whether each number is so large that its type cannot represent all whole numbers."""
+    """Returns booleans: True for a number so large that its type has gaps between whole numbers."""
     return pc.greater_equal(pc.abs(numbers), pa.scalar(_EXACT_MAX[kind], numbers.type))
 
 
@@ -320,7 +321,10 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def day_orders(time_format: str) -> list[str]:
-    """Returns the format, and those with another order of day and month (and of a year of two digits)."""
+    """Returns the time format, then its variants with another order of day and month.
+
+    In the variants of a format with a two-digit year, the year moves, too.
+    """
     parts, between = tuple(_DAY_PARTS.findall(time_format)), _DAY_PARTS.split(time_format)
     alike: Sequence[Sequence[str]] = next((some for some in (_LONG_YEARS, _SHORT_YEARS) if parts in some), [])
     others = ["".join(chain(*zip_longest(between, each, fillvalue=""))) for each in alike if each != parts]
@@ -330,15 +334,17 @@ def day_orders(time_format: str) -> list[str]:
 def formats_to_try(time_format: str) -> list[str]:
     """Returns the formats to try for a detected format, in order.
 
-    If it begins with a year of two digits, its other orders come first: it is used only if none of them fits.
+    A format that begins with a two-digit year comes last, after its other orders. A format of another kind
+    is the only one.
     """
     return [*day_orders(time_format)[1:], time_format] if time_format.startswith("%y") else [time_format]
 
 
 def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | None:
-    """Returns another format, with another order of day and month, that fits all the texts too, or None.
+    """Returns a format with another order of day and month that also fits all texts, or None.
 
-    With `is_whole`, the column is all of the file: a format that gives the same times is not returned.
+    With `is_whole`, the column has the times of the whole file. Then a format that gives the same times is
+    no alternative, and is not returned.
     """
     if column.null_count == len(column):
         return None

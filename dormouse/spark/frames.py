@@ -63,7 +63,7 @@ AS_WRITTEN = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
-"""Options of reads: dates are not converted to another calendar, and a missing file is an error."""
+"""The options of Spark's reads: dates are not converted to another calendar, and missing files are errors."""
 
 _CANNOT_MERGE = "[CANNOT_MERGE_SCHEMAS]"
 _WIDENED = (
@@ -71,7 +71,9 @@ _WIDENED = (
     (ByteType(), ShortType(), IntegerType(), DoubleType()),
     (FloatType(), DoubleType()),
 )
-"""Rows of types from narrow to wide. Spark can read a column as a wider type, but does not choose it."""
+"""Lists of types, each from narrow to wide. Spark can read a column as a wider type, but does not
+choose it.
+"""
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
 _VECTORIZED = (
     "spark.sql.parquet.enableVectorizedReader",
@@ -79,7 +81,9 @@ _VECTORIZED = (
 )
 """Settings that the reads of defaults need: Spark's other reader may return null in place of a default."""
 _DEFAULT = "EXISTS_DEFAULT"
-"""The key in a column's metadata with its default as SQL, which Spark uses for files without the column."""
+"""The key in a column's metadata for its default as SQL. Spark uses the default for files without the
+column.
+"""
 
 
 def rows_at(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
@@ -118,7 +122,7 @@ def _merged(merging: DataFrameReader, files: Sequence[str]) -> StructType:
 
 
 def with_defaults(spark: SparkSession, frame: DataFrame, urls: Sequence[str], schema: Schema) -> DataFrame:
-    """Returns the rows that `rows_at` gave, with the table's defaults where a file lacks a column."""
+    """Returns the rows that `rows_at` gave, with the table's default wherever a row's file lacks a column."""
     fields = [_with_default(field, schema) for field in frame.schema]
     if not any(_DEFAULT in field.metadata for field in fields):
         return frame
@@ -164,8 +168,8 @@ def _sql(value: Any, kind: DataType) -> str:
 def in_order(spark: SparkSession, frame: DataFrame, urls: Sequence[str]) -> tuple[DataFrame, dict[str, int]]:
     """Returns the rows of `rows_at` with two more columns, and a number for each file.
 
-    The columns are the file of each row and the row's place in it. The numbers follow the order of the URLs,
-    and within a folder the order of names. Spark itself begins with the largest file.
+    The columns are a row's file and the row's position in that file. The numbers follow the order of the
+    URLs, and within a folder the order of names. (Spark itself begins with the largest file.)
     """
     reader = spark.read.options(**AS_WRITTEN).schema(frame.schema)
     names = _plain_names(reader.parquet(*urls))
@@ -182,7 +186,7 @@ def _plain_names(frame: DataFrame) -> list[list[str]]:
 
 
 def _under(url: str, names: Sequence[list[str]]) -> Sequence[list[str]]:
-    """Returns the names below a URL; none if the URL is a pattern, whose files must be listed."""
+    """Returns the names that are below a URL; none if the URL is a pattern, whose files must be listed."""
     if _PATTERN.search(url):
         return []
     *folder, last = re.sub("^file:/+", "file:/", url.rstrip("/")).split("/")
@@ -216,7 +220,7 @@ SPARK: Engine[Column] = _Spark()
 
 
 def _literal(field: Field, value: Any) -> Column:
-    """Returns a value as a literal. Dates and times become numbers, whose conversion needs no calendar."""
+    """Returns a value as a literal of Spark. A date or time becomes a number, which needs no calendar."""
     if field.type == BYTES:
         return unhex(lit(value.hex()))
     if field.type == TIMESTAMP:
@@ -236,7 +240,7 @@ def _column(field: Field) -> Column:
 
 
 WAYS_MAX = 32
-"""The most groups of files, each with its own filters, that Spark's reader reads. Each is a DataFrame."""
+"""The most groups of files that Spark's reader reads. Each group has its own filters and is one DataFrame."""
 _PATTERNS = frozenset("{}[]*?\\")
 """Characters of a file name that Spark would take for a pattern."""
 
@@ -266,11 +270,12 @@ def read(
     *,
     as_of: When | None = None,
 ) -> DataFrame:
-    """Returns the rows of a table as a DataFrame, in no order, as of now or of another moment.
+    """Returns the rows of a table as a DataFrame, in no order, at present or at another moment.
 
     `where`, `columns` and `as_of` are those of `Table.query`. The DataFrame always shows the rows of one
-    moment; it can be used as long as the table's properties keep the files of that moment. Spark's own reader
-    reads whole files and prunes columns and rows. Tasks of Dormouse read rows that must be merged first.
+    moment. It can be used as long as the table's properties keep the files of that moment. Where files need
+    no merging, Spark's own reader reads them and skips columns and rows. Tasks of Dormouse read the rows that
+    must be merged first.
     """
     context = table.context
     at = now(context) if as_of is None else position_of(context, as_of)
@@ -278,7 +283,9 @@ def read(
 
 
 def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None) -> list[str]:
-    """Makes a temporary view of each table, as `read` returns it, all of one moment. Returns their names."""
+    """Makes a temporary view of each table, all at one moment, with the rows of `read`. Returns their
+    names.
+    """
     contexts = [table.context for table in instance.tables()]
     if as_of is None:
         moments = now_together(contexts)
@@ -292,7 +299,7 @@ def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None
 def write(
     frame: DataFrame, table: Tabular, *, ingest_id: str | None = None, evolve: Evolve | None = None
 ) -> IngestReport:
-    """Adds a DataFrame's rows to a table, with one file for each leaf. See `Table.ingest`."""
+    """Adds a DataFrame's rows to a table, as one file for each leaf. See `Table.ingest`."""
     return table.ingest(frame, ingest_id=ingest_id, evolve=evolve)
 
 
@@ -319,9 +326,9 @@ def _frame(
 
 
 def _divided(planned: Sequence[Part], version: int) -> tuple[list[tuple[Way, list[Scan]]], list[Part]]:
-    """Returns the files for Spark's reader, grouped by their filters, and the parts with all others.
+    """Returns the files for Spark's reader, grouped by their filters, and the parts with all other files.
 
-    Files of other versions of the schema are among the others, because their columns may have other names.
+    Files of other schema versions are among those others, because their columns may have other names.
     """
     scans = [scan for part in planned for group in part.groups for scan in group]
     ways = ways_of((scan for scan in scans if scan.schema_version == version), attrgetter("schema_version"))
@@ -342,7 +349,7 @@ def _divided(planned: Sequence[Part], version: int) -> tuple[list[tuple[Way, lis
 def _of_files(
     spark: SparkSession, context: TableContext, query: Question, way: Way, scans: Sequence[Scan]
 ) -> DataFrame:
-    """Returns the rows of files with the same filters, read by Spark."""
+    """Returns a DataFrame of the rows of files that have the same filters; Spark reads these files."""
     schema = context.schema
     with checked_sizes(context, scans):
         read = reader(spark, schema, [scan.filename for scan in scans])
@@ -370,13 +377,13 @@ def reader(spark: SparkSession, schema: Schema, filenames: Iterable[str]) -> Dat
 
 
 def _is_floating(kind: ColumnType) -> bool:
-    """Returns whether values or their parts are floats, which may be NaN, or 0.0 and -0.0."""
+    """Returns whether a type's values, or parts of them, are floats, which may be NaN, or 0.0 and -0.0."""
     return kind.is_floating or any(_is_floating(part.type) for part in kind.parts)
 
 
 @dataclass(frozen=True)
 class _ReadParts:
-    """The work of a task: it takes numbers of parts, and yields their rows."""
+    """A task's function: receives numbers of parts, and yields the rows of these parts."""
 
     address: TableAddress
     parts: Sequence[Part]
@@ -398,6 +405,6 @@ def _of_parts(
 
 
 def struct_of(columns: pa.Schema) -> StructType:
-    """Returns Arrow's columns as a schema of Spark."""
+    """Returns an Arrow schema as a schema of Spark."""
     struct: StructType = from_arrow_schema(columns)
     return struct

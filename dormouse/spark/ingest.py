@@ -1,8 +1,9 @@
 """Bulk ingest: Spark moves rows to their leaves as compressed Arrow blobs; tasks sort and write them.
 
-Rows stay columnar from end to end. The first stage finds each row's leaf and cuts each chunk of rows into one
-blob for each target, so that Spark's shuffle moves a few large blobs instead of many rows. The second stage
-sorts the rows of its leaves in bounded memory, spills if needed, and writes their files. The driver commits.
+Rows stay columnar from end to end. The first stage finds the leaf of each row. It cuts each chunk of rows
+into one blob for each target. So Spark's shuffle moves a few large blobs instead of many rows. The second
+stage sorts the rows of its leaves in bounded memory, spills if needed, and writes their files. The driver
+commits.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from dormouse.writing.ingest import IngestReport, KeyedRows, check_ingested, ing
 
 TASK_ROWS_DRAWN = 1_024
 SPLITS_MAX = 64
-"""The most parts of files that a sample is drawn from, evenly spread over all parts."""
+"""The most parts of files from which a sample is drawn; they are spread evenly over all parts."""
 
 _DRAWN = "value binary, weight double"
 _DRAWN_COLUMNS = pa.schema([pa.field("value", pa.binary()), pa.field("weight", pa.float64())])
@@ -79,11 +80,11 @@ def ingest_with_spark(
     progress: Progress | None = None,
     deletes: str | None = None,
 ) -> IngestReport:
-    """Adds the rows of a DataFrame, or of Parquet or CSV files, to a table: all or none, once for each id.
+    """Adds the rows of a DataFrame, or of Parquet or CSV files, to a table: all rows or none.
 
-    Tasks read the files, so that paths must mean the same on every executor. URLs of Parquet files (s3://…)
-    are read by Spark's own reader. `progress` is called once, when all rows are written. Raises the errors of
-    `dormouse.writing.ingest.ingest_in_process`.
+    A repetition with the same `ingest_id` adds nothing. Tasks read the files, so that paths must mean the
+    same on every executor. Spark's own reader reads URLs of Parquet files (s3://…). `progress` is called
+    once, when all rows are written. Raises the errors of `dormouse.writing.ingest.ingest_in_process`.
     """
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
@@ -127,7 +128,7 @@ def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]
 
 
 def _urls(data: Any) -> list[str]:
-    """Returns the URLs for Spark's own reader, or none if tasks of Dormouse read all files."""
+    """Returns the URLs for Spark's own reader; an empty list if tasks of Dormouse read all files."""
     if not are_paths(data):
         raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
     listed = listed_paths(data)
@@ -149,7 +150,7 @@ def check_fits(columns: StructType, schema: Schema) -> None:
 
 
 def columns_read(data: Any) -> dict[str, DataType] | None:
-    """Returns the types of the columns of data that Spark reads; None for files that Dormouse reads."""
+    """Returns the types of the columns, for data that Spark reads; None for files that Dormouse reads."""
     if isinstance(data, DataFrame):
         return columns_of(data.schema)
     urls = _urls(data)
@@ -182,7 +183,7 @@ def _write(
     spark: SparkSession,
     keyed: KeyedRows | None,
 ) -> list[FileWithReferences]:
-    """Runs the Spark job. Returns the files of the task attempts that succeeded."""
+    """Runs the Spark job; returns the files that the successful task attempts wrote."""
     make_folder(context.objects)
     lookup = LeafLookup(context.partitions.tree())
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -224,14 +225,14 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
 
 @dataclass(frozen=True)
 class Draw:
-    """A random sample of the first row key of a task's rows.
+    """A step that draws a random sample of a task's rows, of the first row key.
 
-    Each value is encoded and has a weight: the number of rows that it stands for.
+    Each drawn value is encoded and has a weight: the number of rows for which it stands.
     """
 
     field: Field
     splits: tuple[FilePart, ...] | None = None
-    """The splits whose numbers the batches have; None if the batches have the values."""
+    """The splits to read, if the batches have numbers of splits; None if the batches have the values."""
     schema: Schema | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -254,10 +255,10 @@ class Draw:
 
 
 def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: int) -> list[KeyValue]:
-    """Returns ascending values of the first row key that divide the rows into parts of about equal size.
+    """Returns ascending values of the first row key that divide the rows into about equal parts.
 
-    Returns fewer than `leaves - 1` values if many rows have the same value. Reads the column of a DataFrame
-    or of URLs completely, and of other files only some parts.
+    Returns fewer than `leaves - 1` values if many rows have the same value. A DataFrame's column is read
+    completely, and so is a column of URLs. Of other files, only some parts are read.
     """
     if leaves < 1:
         raise InvalidInput(f"a table has at least 1 leaf, not {leaves}")
@@ -273,7 +274,9 @@ def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: in
 
 
 def divide(context: TableContext, source: RowSource, spark: SparkSession) -> None:
-    """Divides a table without files into at least `bulk_ingest_leaves_min` leaves, by a sample of rows."""
+    """Divides a table without files into at least `bulk_ingest_leaves_min` leaves, at values from a sample of
+    the rows.
+    """
     leaves_min, partitions = context.properties.bulk_ingest_leaves_min, context.partitions
     if (
         leaves_min == 1
@@ -303,7 +306,9 @@ def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
 
 
 def _halving(quantiles: KeyQuantiles, leaves: int) -> list[KeyValue]:
-    """Returns split points, by dividing the largest part at its median again and again."""
+    """Returns split points: repeatedly divides the largest part at its median, until there are enough
+    parts.
+    """
     points: list[KeyValue] = []
     numbers = count()
     parts = [(0.0, next(numbers), Range())]

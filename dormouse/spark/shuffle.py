@@ -48,7 +48,7 @@ def file_splits(files: Sequence[DataFile], schema: Schema) -> list[FilePart]:
 def read_splits(
     numbers: Iterable[pa.RecordBatch], splits: Sequence[FilePart], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the splits whose numbers the batches have."""
+    """Yields the rows of some splits, whose numbers are in the first column of the batches."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             split = splits[number]
@@ -56,7 +56,9 @@ def read_splits(
 
 
 def keys_of_partitions(partitions: int) -> tuple[int, ...]:
-    """Returns for each partition of `repartition(partitions, column)` an INT that Spark sends there."""
+    """Returns one INT for each partition of `repartition(partitions, column)`: a value that Spark sends
+    there.
+    """
     keys: dict[int, int] = {}
     for number in count():
         keys.setdefault(spark_hash(number) % partitions, number)
@@ -103,25 +105,27 @@ BLOB_BYTES = 16 * 1024 * 1024
 
 
 FILE, ROW_OF_FILE = "__file__", "__row_of_file__"
-"""The columns with the file of a row and its place there, if files have numbers."""
+"""The columns with a row's file and the row's position in that file, if files have numbers."""
 
 
 ROWS_OF_TASK_BITS = 40
 
 
 Blob: TypeAlias = tuple[int, bytearray | None, int | None]
-"""A row of BLOBS."""
+"""One blob as a tuple, with the columns of `BLOBS`: target, rows, and the number of rows sent."""
 
 
 class Step(Protocol):
-    """The work of a task on the batches of its partition."""
+    """The work of one task of a stage, on the batches of the task's partition."""
 
     def run(self, batches: Iterable[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]: ...
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The tasks that write files, each for some leaves. Spark's hash sends each of `keys` to one task."""
+    """The tasks that write files, each for some leaves. Spark's hash sends each of `keys` to a different
+    task.
+    """
 
     count: int
     keys: tuple[int, ...]
@@ -136,8 +140,9 @@ class Targets:
 class Scatter:
     """The first stage: turns rows into compressed blobs, each for one target, with the leaf of each row.
 
-    `schema` is the schema of the data; `keyed` adds the columns of a keyed table's files. Of rows with equal
-    keys the last one wins, in the order of tasks, or with `files` in the order of the files' numbers.
+    `schema` is the schema of the data; `keyed` adds the columns of a keyed table's files. If several rows
+    have equal keys, the last row is kept: the last in the order of tasks, or with `files` in the order of the
+    files' numbers.
     """
 
     schema: Schema
@@ -174,7 +179,7 @@ class Scatter:
             yield _blob(self.targets.keys[0], None, sent)
 
     def _cut(self, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yields a chunk's rows as blobs by target. Rows keep their order within a target."""
+        """Yields a chunk's rows as one blob for each target. Rows keep their order within a target."""
         leaves = self.lookup.indexes(chunk)
         chunk = chunk.append_column(LEAF, leaves)
         targets = leaves.to_numpy() % self.targets.count
@@ -191,7 +196,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class SplitScatter:
-    """The first stage for files: takes numbers of splits, reads their rows, and scatters them."""
+    """The first stage for files: receives numbers of splits, reads their rows, and scatters the rows."""
 
     splits: Sequence[FilePart]
     scatter: Scatter
@@ -204,8 +209,8 @@ class SplitScatter:
 class Gather:
     """The second stage: sorts the rows of a task's leaves, writes them, and returns the files.
 
-    It takes blobs from an RDD, a few at a time. `mapInArrow` is not used, because Spark bounds its batches by
-    rows and not by bytes: one batch would have all blobs of a task.
+    The stage reads a few blobs at a time from an RDD. It does not use `mapInArrow`: Spark bounds its batches
+    by rows and not by bytes, so one batch would have all blobs of a task.
     """
 
     objects: ObjectStore
@@ -239,9 +244,10 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The files of a task of the second stage, with the numbers of rows received and sent.
+    """The files that a task of the second stage wrote, with the numbers of rows received and sent.
 
-    `sent` sums the numbers in the last blobs of the first stage's tasks that arrived at this task.
+    Each task of the first stage puts its number of rows into its last blob. `sent` is the sum of these
+    numbers that arrived at this task.
     """
 
     sent: int
@@ -279,16 +285,16 @@ def _blob(key: int, rows: pa.Array | None, sent: int | None = None) -> pa.Record
 
 
 def plain_name(uri: str) -> str:
-    """Returns a file's name in one form. Spark writes it in several ways."""
+    """Returns the URI of a file in one standard form, because Spark writes it in several ways."""
     return re.sub("^file:/+", "file:/", unquote(uri))
 
 
 def _parts_of_files(
     batch: pa.RecordBatch, numbers: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-    """Yields the parts of a batch with consecutive rows of one file.
+    """Yields the parts of a batch that have consecutive rows of one file.
 
-    Each comes with the file's number and the place of the part's first row in it.
+    Each tuple has the part, the file's number, and the position of the part's first row in the file.
     """
     names, rows = batch.column(FILE).dictionary_encode(), batch.column(ROW_OF_FILE).to_numpy()
     plain = batch.drop_columns([FILE, ROW_OF_FILE])

@@ -1,7 +1,7 @@
-"""Python functions as Spark tasks, one Spark job each, interruptible by Ctrl-C; and compaction jobs as tasks.
+"""Python functions that run as Spark tasks, each in its own Spark job; and compaction jobs as such tasks.
 
-Calls into Spark block in its Java gateway, and a Ctrl-C there breaks the connection. So they run on other
-threads. The caller's thread only waits, and cancels the running jobs when it is interrupted.
+Calls into Spark block in its Java gateway, and a Ctrl-C there breaks the connection. So these calls run on
+other threads. The caller's thread only waits, and cancels the running jobs when it is interrupted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OURS = re.compile(r"^\s*dormouse\.errors(?:\.\w+)?\.(\w+): (.+?)\s*$", re.MULTI
 class TaskOutcome(Generic[P, R]):
     """The result of the function for one payload, or the error that it raised.
 
-    If the task's process died, or Spark gave the task up, the error is `JobFailed`.
+    The error is `JobFailed` if the task's process died, or if Spark stopped retrying the task.
     """
 
     payload: P
@@ -59,9 +59,10 @@ class TaskOutcome(Generic[P, R]):
 
 
 def run_action(spark: SparkSession, action: Callable[[], R]) -> R:
-    """Calls `action`, which runs Spark jobs, and returns its result. A Ctrl-C cancels the jobs and is raised.
+    """Calls `action`, which runs Spark jobs, and returns its result. At a Ctrl-C, cancels the jobs and raises
+    it.
 
-    Build DataFrames within `action`, too, because that also calls Spark.
+    Build DataFrames within `action`, because building them also calls Spark.
     """
     with _jobs(spark, threads=1) as submit:
         future = submit(action)
@@ -137,7 +138,10 @@ def _run_one(context: SparkContext, function: Callable[[P], R], payload: P) -> T
 
 
 def _attempt(function: Callable[[P], R], payload: P) -> tuple[R | None, Exception | None]:
-    """Calls the function in the task. Returns its error as a value, of its class if it can be pickled."""
+    """Calls the function in the task; returns its result, or its error as a value.
+
+    The error keeps its class if it can be pickled.
+    """
     settle()
     try:
         return function(payload), None
@@ -152,7 +156,9 @@ def _attempt(function: Callable[[P], R], payload: P) -> tuple[R | None, Exceptio
 
 
 def dormouse_error(failure: Exception) -> DormouseError:
-    """Returns the error of Dormouse that a task raised, or else `JobFailed` with Spark's reason."""
+    """Returns the Dormouse error that a task raised; for any other failure `JobFailed` with Spark's
+    reason.
+    """
     if isinstance(failure, DormouseError):
         return failure
     for name, message in reversed(_OURS.findall(str(failure))):
@@ -185,10 +191,10 @@ def compact_on_spark(
     *,
     run_id: str | None = None,
 ) -> Generator[CompactionResult, None, None]:
-    """Takes jobs in batches and runs them until none is due. Yields results as they are ready.
+    """Takes compaction jobs in batches and runs them until none is due. Yields results as they are ready.
 
-    With `run_id` it takes only the jobs that were handed to that run. Closing the iterator, or a Ctrl-C,
-    cancels the tasks and puts back unfinished jobs at once. Their files are deleted when their attempts
+    With `run_id`, only the jobs assigned to that run are taken. Closing the iterator, or a Ctrl-C, cancels
+    the tasks and releases unfinished jobs at once. The files of those jobs are deleted when their attempts
     expire.
     """
     session = spark or spark_session()

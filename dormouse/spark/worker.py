@@ -1,4 +1,5 @@
-"""The preparation of workers: less work for each task, and the check that they see the driver's folder.
+"""The preparation of Spark's worker processes: a lower cost of each task, and a check for the objects'
+folder.
 
 After each task, a worker of Spark collects garbage among all imported objects. Before each task, it makes
 Python read the directory of pyspark.zip again. Together this takes 0.1 s of CPU for each task (measured with
@@ -29,7 +30,7 @@ _settled = False
 
 
 def settle() -> None:
-    """Takes imported objects out of garbage collection, and drops the importers of zip files.
+    """Excludes imported objects from garbage collection, and drops the importers of zip files.
 
     Call it in a worker after its imports. Python makes an importer again when it needs one, from a cache of
     the zip's directory.
@@ -51,7 +52,9 @@ def partition_number() -> int:
 
 @contextmanager
 def on_worker(address: TableAddress) -> Iterator[TableContext]:
-    """Opens a table's services in a task. Raises `ObjectStoreError` if the machine lacks their folder."""
+    """Opens a table's services in a task. Raises `ObjectStoreError` if the machine lacks the objects'
+    folder.
+    """
     settle()
     with address.open() as context:
         check_seen(context.objects)
@@ -59,13 +62,13 @@ def on_worker(address: TableAddress) -> Iterator[TableContext]:
 
 
 def make_folder(objects: ObjectStore) -> None:
-    """Makes the objects' folder on the driver, so that tasks can check that they see it."""
+    """Makes the objects' folder on the driver, so that tasks can check that their machine has it too."""
     if (path := objects.local_path("data")) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def check_seen(objects: ObjectStore) -> None:
-    """Raises `ObjectStoreError` in a task if objects are in a folder that this machine does not have."""
+    """Raises `ObjectStoreError` in a task if the objects are in a folder that this machine does not have."""
     path = objects.local_path("data")
     # checked before the first write, which would make the folder
     if path is not None and not path.parent.is_dir():
@@ -73,7 +76,10 @@ def check_seen(objects: ObjectStore) -> None:
 
 
 def check_arrived(objects: ObjectStore, files: Iterable[FileWithReferences]) -> None:
-    """Raises `ObjectStoreError` on the driver if tasks wrote into a folder of another machine."""
+    """Raises `ObjectStoreError` on the driver if files that tasks wrote are missing here.
+
+    Such tasks wrote into a folder of another machine.
+    """
     for file in files:
         if objects.local_path(file.filename) is None:
             return

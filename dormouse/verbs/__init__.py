@@ -1,1 +1,1 @@
-"""The operations of Dormouse, each described once for all doors."""
+"""The operations of Dormouse (verbs). Each is described once, for Python, the command line, HTTP and jobs."""

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 VERBS: dict[str, Verb] = {
     verb.name: verb for theme in (reading, loading, rounds, rows, tables) for verb in theme.VERBS
 }
-"""All verbs by name. Doors loop over them when they open, not when they are imported."""
+"""All verbs by name. Code reads this dict when it runs, and not when its module is imported."""
 
 
 def kinds() -> dict[str, list[Verb]]:
-    """Returns the kinds of jobs, each with its verbs."""
+    """Returns the verbs of each kind of job, by kind."""
     found: dict[str, list[Verb]] = {}
     for verb in VERBS.values():
         if verb.job is not None:
@@ -39,7 +39,7 @@ def kinds() -> dict[str, list[Verb]]:
 
 
 def parsed(kind: str, request: object) -> tuple[Verb, Request]:
-    """Returns the verb and the parsed request of a job; raises `InvalidInput` for a bad request."""
+    """Returns the verb and the parsed request of a job. Raises `InvalidInput` for an invalid request."""
     verbs = kinds().get(kind)
     if verbs is None:
         raise InvalidInput(f"kind {kind!r} is none of {', '.join(kinds())}")
@@ -56,14 +56,17 @@ def parsed(kind: str, request: object) -> tuple[Verb, Request]:
 def check_request(instance: Instance, kind: str, request: object, sessions: Sessions | None = None) -> None:
     """Raises `InvalidInput` or `TableNotFound` for a request that would fail as soon as a worker takes it.
 
-    A statement is parsed in one of the processes of `sessions`, or in this process without them.
+    One of the processes of `sessions` parses a statement. If `sessions` is None, this process does.
     """
     verb, asked = parsed(kind, request)
     _job(verb).check(instance, asked, Call(sessions=sessions))
 
 
 def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str, JobFunction]:
-    """Returns the functions that workers run, by kind; statements run in the processes of `sessions`."""
+    """Returns the function that workers run for each kind, by kind.
+
+    Statements run in the processes of `sessions`, or in this process if it is None.
+    """
     return {kind: _function(instance, kind, sessions) for kind in kinds()}
 
 
@@ -95,7 +98,10 @@ def _function(instance: Instance, kind: str, sessions: Sessions | None) -> JobFu
 def _as_object(
     instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress
 ) -> dict[str, Any]:
-    """Writes an answer as an object; returns its name as `object`, its `url` in S3, `rows` and `bytes`."""
+    """Writes an answer's rows as an object.
+
+    Returns the object's name as `object`, its `url` in S3, and its numbers of `rows` and `bytes`.
+    """
     for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
         with suppress(ObjectAlreadyExists):
             return _exported(instance, rows, progress, name)

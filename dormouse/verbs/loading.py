@@ -70,7 +70,10 @@ def _checked(names: Iterable[str], progress: Progress) -> Iterator[str]:
 
 @contextmanager
 def _objects_named(objects: ObjectStore) -> Iterator[dict[str, str]]:
-    """Yields a dict for the names of objects by their paths; errors then name objects instead of paths."""
+    """Yields a dict, which the caller fills with the names of objects by their paths.
+
+    Errors of the block of `with` then contain the names of objects instead of paths.
+    """
     names: dict[str, str] = {}
     try:
         yield names

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dormouse.model.schema import Schema
 
 PLAN_SECONDS_MAX = 5.0
-"""How long the start of a job waits for a process to plan its statement."""
+"""The time that the start of a job waits for a process to plan the job's statement."""
 
 _WHERE = {
     "carrier": ["AA", "UA"],
@@ -153,7 +153,7 @@ class ChangesRequest(OfTable, OfColumns):
 
 
 class Plan(Document):
-    """The cost of a query; `files_pruned` are skipped, because their key bounds exclude every wanted row."""
+    """The cost of a query. `files_pruned` counts skipped files, whose key bounds exclude every wanted row."""
 
     partitions: int
     partitions_total: int
@@ -169,12 +169,15 @@ class StatementPlan(Document):
 
 
 def schema_of(table: Table, as_of: Any) -> Schema:
-    """Returns the columns of a table, now or at a moment in Python's form. The table was just looked up."""
+    """Returns the columns of a table, now or at the moment `as_of`.
+
+    `table` must have been looked up just before, because its present columns are not read again.
+    """
     return table.known_schema if as_of is None else table.schema_at(as_of)
 
 
 def _asked(instance: Instance, request: PlanRequest) -> tuple[Table, dict[str, Any]]:
-    """Returns the table and the options of a request, with `where` in Python's values.
+    """Returns the table and the options of a request, with the values of `where` converted to Python.
 
     Raises `InvalidInput` if the columns have changed since `where` was written.
     """

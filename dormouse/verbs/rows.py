@@ -1,6 +1,6 @@
 """The verbs of row tables: changes, upserts, uploads of CSV, queries, snapshots.
 
-A change that runs as a job is made once, even if workers die: its id is the given one, or that of the job.
+A change that runs as a job is applied once, even if workers die. Its id is the given one, or the job's id.
 A job that runs again finds the tables and snapshots that a dead worker made.
 """
 
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
     from dormouse.api.instance import Instance
 
 QUERY_WAIT_SECONDS = 3_600.0
-"""How long a query that runs as a job waits for the index of its table."""
+"""The longest time that a query in a job waits for the index of its table."""
 
 WAIT_SECONDS_MAX = 86_400
 SERVED_WAIT_SECONDS_MAX = 60.0
-"""How long the query service waits for an index at most."""
+"""The longest time that the query service waits for an index."""
 
 _OF_CHANGE = ("table", "change_id", "wait_seconds")
-"""Fields that `_made` handles itself."""
+"""The fields of requests that `_made` handles itself."""
 _LOCK_SECONDS = 10.0
 _WAIT_SECONDS = 1.0
 
@@ -257,7 +257,9 @@ def _upsert(instance: Instance, request: RowUpsertRequest, call: Call) -> Any:
 def _made(
     request: MadeOnce, call: Call, change: Callable[..., Changed], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Makes a change with the given options. A job waits for hours, since other loads may take as long."""
+    """Makes a change with the given options, and returns its result.
+
+    A job waits for hours for other changes of the table, because other loads may take as long."""
     by: dict[str, Any] = {**given, "change_id": request.change_id, "progress": call.progress}
     if call.job is None:
         waits = {} if request.wait_seconds is None else {"wait_seconds": request.wait_seconds}
@@ -305,7 +307,7 @@ def _upload(instance: Instance, request: RowUploadRequest, call: Call) -> Any:
 
 
 def _forget(instance: Instance, name: str) -> None:
-    """Deletes the file of a job, unless a backup is being taken whose copy of the database needs it."""
+    """Deletes the uploaded file of a job, unless a backup is running, which may need the file."""
     with suppress(DormouseError):  # collection deletes it with its job
         if not any(hold.holder.startswith("backup ") for hold in instance.holds()):
             instance.objects.delete([name])
@@ -337,7 +339,7 @@ def _query(instance: Instance, request: RowQueryRequest, call: Call) -> Any:
 
 
 def _query_patiently(instance: Instance, request: RowQueryRequest, call: Call) -> Any:
-    """Waits for the index, and checks meanwhile whether the job was cancelled."""
+    """Runs a query as a job. While it waits for the index, it checks whether the job was cancelled."""
     job = call.its_job
     table, given = instance.row_table(request.table), options(request, "table", "count", "wait_seconds")
     for _ in tries(_seconds(request.wait_seconds, QUERY_WAIT_SECONDS), pause=0.0):
@@ -368,9 +370,10 @@ def _check_query(instance: Instance, request: RowQueryRequest, call: Call) -> No
 
 
 def start_query(instance: Instance, request: Mapping[str, Any], owner: str | None) -> str:
-    """Starts a query as a job. The same query of the same version is the same job, unless that failed.
+    """Starts a query as a job, and returns the job's id.
 
-    It is a new job once the next page of the first one has expired.
+    The same query of the same version by the same owner returns the id of the existing job. It starts a new
+    job if that one failed, or if the pages of its result have expired.
     """
     asked = RowQueryRequest.model_validate(request)
     table = instance.row_table(asked.table)

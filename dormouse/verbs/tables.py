@@ -1,7 +1,7 @@
-"""The verbs of tables and their columns, which the command line calls here or through a lambda.
+"""The verbs of tables and their columns. The command line calls them directly, or through a lambda.
 
-The event of a lambda has the verb's name without "table" as `do`; its answer is what `--json` prints. The
-verbs need none of the libraries that read or write rows.
+In a lambda's event, `do` is the verb's name without "table". The lambda's answer is the JSON that `--json`
+prints. The verbs need none of the libraries that read or write rows.
 """
 
 from __future__ import annotations
@@ -259,12 +259,12 @@ def _drop_column(instance: Instance, request: DropColumnRequest, call: Call) -> 
 
 
 def _columns(request: OfTable, schema: Schema) -> dict[str, Any]:
-    """Returns the columns after a change."""
+    """Returns the answer to a change of columns: the table's name and its new columns."""
     return {"table": request.table, "schema_version": schema.version, "schema": schema.to_json()}
 
 
 def description(table: Table) -> dict[str, Any]:
-    """Returns a table's columns, properties and counts; it is fast for any number of partitions."""
+    """Returns a table's columns, properties and counts. It is fast for any number of partitions."""
     schema = table.schema
     ids = [column.column_id for column in schema.shape.columns]
     return {
@@ -290,10 +290,10 @@ def _whole(table: Table) -> dict[str, Any]:
 
 
 def _drawn(table: Table) -> dict[str, Any]:
-    """Returns the partition tree for a picture.
+    """Returns the table's description, and as `drawn` the part of the partition tree that fits a picture.
 
-    `drawn` has an entry for each partition: the number of its parent, the split that made it, and the rows of
-    a leaf. For a row table, rows are versions of rows.
+    `drawn` has an entry for each partition: the number of its parent entry, the split that made it, and the
+    number of rows of a leaf. For a row table, each version of a row counts.
     """
     branches = outline(table.partitions.tree(), LEAVES_SHOWN_MAX)
     leaves = [one.partition.partition_id for one in branches if one.partition and one.partition.is_leaf]
@@ -310,7 +310,7 @@ def _drawn(table: Table) -> dict[str, Any]:
 
 
 def parse_split_points(schema: Schema, texts: Sequence[Any]) -> list[KeyValue]:
-    """Returns values of the first row key from their texts."""
+    """Parses split points, which are texts, as values of the first row key."""
     try:
         return [value_of_text(schema.row_keys[0], str(text)) for text in texts]
     except InvalidQuery as error:
@@ -320,7 +320,7 @@ def parse_split_points(schema: Schema, texts: Sequence[Any]) -> list[KeyValue]:
 def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, Request]:
     """Returns the verb and the request of a lambda's event.
 
-    `verbs` are the allowed ones, by default all. Raises `InvalidInput` with one line that names the fault.
+    `verbs` are the allowed verbs, by default all. Raises `InvalidInput` with one line that names the fault.
     """
     from dormouse.settings.lambdas import field
 
@@ -339,7 +339,7 @@ def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, 
 
 
 def answer(instance: Instance, verb: Verb, request: Request) -> Any:
-    """Returns the answer of a verb as JSON."""
+    """Runs a verb and returns its answer as JSON."""
     return json_value(verb.handler(instance, request, Call()))
 
 

@@ -1,4 +1,4 @@
-"""The forms of request values as texts: parameters, columns, types, properties."""
+"""Parsers of request values that are written as texts: parameters, columns, types, properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _COMPOUND = re.compile(r"(\w+)\s*(?:<(?=.*>)|\((?=.*\)))(.*)[>)]", re.DOTALL)
 
 
 def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
-    """Returns parameters from texts: `name=value` for `$name`, or `1=value` for `$1`."""
+    """Parses parameters from texts: `name=value` for `$name`, or `1=value` for `$1`.
+
+    Returns a dict by name, or a list for numbered parameters.
+    """
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -38,7 +41,7 @@ def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
 
 
 def parse_field(text: str) -> Field:
-    """Returns a field from `name:type`, with `?` at the end if it may be null: `delay:long?`."""
+    """Parses a field from `name:type`, with `?` at the end if it may be null, for example `delay:long?`."""
     name, colon, type_text = text.partition(":")
     if not colon:
         raise InvalidSchema(f"field {text!r}: write name:type, like {text}:long")
@@ -47,7 +50,7 @@ def parse_field(text: str) -> Field:
 
 
 def parse_type(text: str) -> DataType:
-    """Returns a type from its text: `long`, `decimal(15,2)`, `list<string>`, `struct<x:double,y:double?>`."""
+    """Parses a type such as `long`, `decimal(15,2)`, `list<string>` or `struct<x:double,y:double?>`."""
     found = _COMPOUND.fullmatch(text.strip())
     if found is None:
         return DataType.from_json(text.strip().lower())
@@ -79,7 +82,7 @@ def _parts(text: str) -> list[str]:
 
 
 def parse_properties(texts: Sequence[str]) -> dict[str, Any]:
-    """Returns properties from texts `name=value`; `name=` restores a property's default."""
+    """Parses properties from texts `name=value`. A text `name=` gives None, which restores the default."""
     properties: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,8 +1,8 @@
-"""A verb: an operation that is described once, and from which every door is made.
+"""The description of a verb, from which all its doors are made: Python, HTTP, the command line, jobs.
 
 To add an option to a verb, add a field with a docstring to its request, and an argument to the method of the
-Python facade that its handler calls. `options` passes the field on; jobs, events, HTTP, the client and the
-command line find it in the request.
+Python facade that its handler calls. `options` passes the field to that method. Jobs, events, HTTP, the
+client and the command line find the field in the request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JSON_TYPES = {
     "missing": object, "string_type": str, "int_type": int, "bool_type": bool, "list_type": list,
     "dict_type": dict,
 }  # fmt: skip
-"""The JSON types that pydantic's errors name."""
+"""The type that a field must have, by the kind of pydantic's error."""
 
 Place = Literal["lookups", "queries", "statements"]
 """The pool of the query service that runs a verb: short look-ups, queries by key, or SQL statements."""
@@ -67,8 +67,9 @@ class Document(BaseModel):
 class Form:
     """The conversions of a field between JSON, Python and text, given in `Annotated`.
 
-    None is never converted. The command line and Spark read texts by `of_text`, which returns the JSON form;
-    without it, they read a field by its type. With `texts`, it takes a list of texts.
+    None is never converted. The command line and Spark parse texts with `of_text`, which returns the JSON
+    form. If it is None, they parse texts by the field's type. If `texts` is true, `of_text` takes a list of
+    texts.
     """
 
     to_json: Callable[[Any], Any] = lambda value: value
@@ -79,14 +80,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class AsText:
-    """The help for a field that is written as a text, in place of the docstring about its JSON form."""
+    """The help for a field on the command line, where its text differs from the JSON in its docstring."""
 
     help: str
 
 
 @dataclass(frozen=True, slots=True)
 class OfWire:
-    """The mark, in `Annotated`, of a field that only programs send, not people or the facade."""
+    """A mark, in `Annotated`, of a field that only programs send: no option of commands or Python methods."""
 
 
 def _python_when(when: Any) -> Any:
@@ -108,7 +109,7 @@ When = Annotated[str | int | None, MOMENT]
 """A moment: a time in ISO 8601 with its offset, the name of a cut, or a cut's number."""
 
 Columns = Annotated[list[str] | None, Form(list, list, split_names)]
-"""Names of columns, in their order."""
+"""The names of columns, in the wanted order."""
 
 Statement = Annotated[str, Form(_json_statement)]
 """An SQL statement."""
@@ -123,41 +124,44 @@ Parameters = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The context that a door passes to a handler beside the request."""
+    """The context that a door passes to a handler together with the request."""
 
     interruption: Interruption | None = None
-    """Ends the reading when another thread sets it."""
+    """An interruption that ends reads when another thread sets it."""
 
     sessions: Sessions | None = None
-    """The processes in which statements run; this process without them."""
+    """The processes in which statements run. If it is None, they run in this process."""
 
     progress: Progress = no_progress
-    """Called with the work done and all work, if known."""
+    """A callback that gets the amount of work done, and the total if it is known."""
 
     job: JobProgress | None = None
     """The job that runs this work, if any."""
 
     rows_max: int | None = None
-    """The number of rows in an answer of the door at most."""
+    """The largest number of rows in an answer, or None for no limit."""
 
     check_rows: Callable[[int], object] = lambda rows: None
-    """Raises the door's error for an answer with more rows."""
+    """A function of a number of rows that raises the door's error if an answer may not have so many."""
 
     @property
     def its_job(self) -> JobProgress:
-        """Returns the job, for a handler that only jobs use."""
+        """The job that runs this work, for handlers that only jobs use."""
         if self.job is None:
             raise AssertionError("only a job does this")
         return self.job
 
     @property
     def is_again(self) -> bool:
-        """Returns whether a dead worker may have done this job's work already."""
+        """True if a dead worker may have done this job's work already."""
         return self.job is not None and self.job.attempt > 1
 
 
 Handler = Callable[[Any, Any, Call], Any]
-"""Carries out a request on an instance; returns an Arrow reader, or a value for `json_value`."""
+"""A function of an instance, a request and a call that carries out the request.
+
+It returns an Arrow reader, or a value that `json_value` can convert.
+"""
 
 
 def _table_is_there(instance: Any, request: Any, call: Call) -> None:
@@ -166,43 +170,46 @@ def _table_is_there(instance: Any, request: Any, call: Call) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The verb as a job, which every door with jobs can start."""
+    """The description of a verb as a kind of job."""
 
     kind: str
     """The kind of the job. Verbs of one kind are distinguished by the required fields of their
     requests."""
 
     work: Handler | None = None
-    """Does the work instead of the verb's handler; returns a JSON object."""
+    """A handler that does the work instead of the verb's handler, and returns a JSON object."""
 
     check: Handler = _table_is_there
-    """Raises the error by which the job would fail as soon as a worker takes it."""
+    """A handler that raises an error if the job would fail as soon as a worker takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """The verb as a path of the query service: POST, with fields that the path lacks in the body."""
+    """The description of a verb as a path of the query service.
+
+    The method is POST. The body has the fields that are not in the path.
+    """
 
     path: str
     """The path, with fields of the request in braces."""
 
     kind: str
-    """The name of its queries in metrics."""
+    """The name of the verb's queries in metrics."""
 
     place: Callable[[Any], Place] = lambda request: "queries"
     places: tuple[Place, ...] = ("queries",)
     """The pools that `place` can choose for a request."""
 
     answer: type[Document] | None = None
-    """The document that it answers with; None for rows, in a format that the client accepts."""
+    """The model of the answer. None means rows, in a format that the client accepts."""
 
     handler: Handler | None = None
-    """Answers instead of the verb's handler."""
+    """A handler that answers instead of the verb's handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """An operation: its request, its handler, and its doors."""
+    """An operation of Dormouse: its request, its handler, and the ways to call it."""
 
     name: str
     """The name, as on the command line, such as "table drop"."""
@@ -215,11 +222,11 @@ class Verb:
     """The value of the field `do` in an event of the lambdas for tables."""
 
     changes: bool = field(default=False, kw_only=True)
-    """True if it changes the instance. Only the lambda for changes has such verbs."""
+    """True if the verb changes the instance. Only the lambda for changes accepts such verbs."""
 
 
 def options(request: Request, *without: str) -> dict[str, Any]:
-    """Returns the fields of a request by name in Python's form, except those in `without`."""
+    """Returns the fields of a request as arguments for Python methods, except those in `without`."""
     model, given = type(request), dict(request)
     forms = {name: form_of(model, name) or Form() for name in fields_of(model, *without) if name in given}
     return {
@@ -228,15 +235,15 @@ def options(request: Request, *without: str) -> dict[str, Any]:
 
 
 def fields_of(model: type[BaseModel], *without: str) -> list[str]:
-    """Returns the names of the fields that people write, except those in `without`."""
+    """Returns the names of a request's fields, without those that only programs send and `without`."""
     fields = model.model_fields.items()
     return [name for name, field in fields if name not in without and OfWire() not in field.metadata]
 
 
 def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns Python's values in JSON, without those that equal the default of their field.
+    """Converts arguments of a Python method to the JSON of a request, without values that are defaults.
 
-    So an older service, which does not know a new option, accepts requests that do not use it.
+    So an older service, which does not know a new option, accepts requests that do not use the option.
     """
     found = {}
     for name, value in given.items():
@@ -249,12 +256,12 @@ def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_call(arguments: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Returns a method's arguments, its `locals()` at the start, except `self` and those in `without`."""
+    """Returns a method's arguments, from its `locals()`, without `self` and those in `without`."""
     return {name: value for name, value in arguments.items() if name not in ("self", *without)}
 
 
 def form_of(model: type[BaseModel], name: str) -> Form | None:
-    """Returns the conversions of a field, or None if it is written as its JSON type."""
+    """Returns the conversions of a field, or None if its Python value is its JSON value."""
     return next((one for one in model.model_fields[name].metadata if isinstance(one, Form)), None)
 
 
@@ -264,7 +271,7 @@ def required(model: type[BaseModel]) -> list[str]:
 
 
 def parse(model: type[R], given: object, what: str) -> R:
-    """Returns a parsed request; raises `InvalidInput`, which names the request by `what`, for a bad one."""
+    """Parses a request. Raises `InvalidInput` for an invalid one; `what` names it in the message."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -281,7 +288,7 @@ def parse(model: type[R], given: object, what: str) -> R:
 
 
 def _texts(faults: Iterable[Any], known: Iterable[str]) -> list[str]:
-    """Returns the faults of a request, a text for each field, five at most."""
+    """Returns a text for each of the first five faulty fields of a request."""
     found = []
     for one in list(faults)[:FAULTS_SHOWN_MAX]:
         said = one["msg"].removeprefix("Value error, ")

@@ -1,1 +1,1 @@
-"""Rounds of work on one table: ingest, compaction, splitting; their jobs, whole."""
+"""Writes to one table: ingests, deletes, and rounds of compaction, splits and merges."""

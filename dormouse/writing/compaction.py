@@ -47,7 +47,10 @@ def compact_in_threads(
 
 
 class _Workers:
-    """Threads that run one job at a time. They are daemons, so that no merge delays the process's end."""
+    """A set of threads, each of which takes and runs one job after the other.
+
+    They are daemon threads, so that a running merge does not delay the end of the process.
+    """
 
     def __init__(self, context: TableContext, now_ms: int, threads: int, run_id: str | None) -> None:
         self._context = context
@@ -82,7 +85,7 @@ class _Workers:
                 yield result
 
     def stop(self) -> None:
-        """Puts unfinished jobs back at once. Does nothing after the last result."""
+        """Puts back the jobs that still run, and ends their attempts, without waiting for the threads."""
         self._cancellation.stop()
         with self._taking:
             unfinished = list(self._taken.values())
@@ -114,18 +117,22 @@ class _Workers:
 
 
 RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]
-"""A function that runs jobs until none is due; ages are measured from its time in milliseconds."""
+"""A function that runs jobs until none is due, and yields their results.
+
+The number is the current time in milliseconds, from which the ages of rows are measured.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
     """The result of a round. Rows and files are those of the committed jobs.
 
-    - `jobs_run`: jobs that were merged and committed
-    - `jobs_failed`: failed runs, including those of jobs that succeeded later
-    - `given_up`: jobs that failed in their last attempt or killed their process; `errors` has the reasons
-    - `superseded`: runs whose job another run committed or released
-    - `jobs_looked`: jobs that found few deleted rows in their files, and left them as they are
+    - `jobs_run`: the number of jobs that were merged and committed.
+    - `jobs_failed`: the number of failed runs, including those of jobs that succeeded later.
+    - `given_up`: the number of jobs that failed in their last attempt, or killed their process. `errors` has
+      the reasons.
+    - `superseded`: the number of runs whose job another run committed or released.
+    - `jobs_looked`: the number of jobs that left their files as they are, since few of the rows are deleted.
     """
 
     jobs_created: int
@@ -151,13 +158,15 @@ def compact(
     progress: Progress | None = None,
     on_spark: RunsJobs | None = None,
 ) -> CompactionReport:
-    """Runs one round: creates jobs by the table's strategy, and runs jobs until they are done or given up.
+    """Runs one round of compaction: creates jobs, and runs jobs until they are done or given up.
 
-    The engine `auto` chooses Spark (`on_spark`) by the bytes of the jobs' files; see `choose_engine`.
-    `progress` is called with the number of finished jobs and of all jobs. Ctrl-C puts unfinished jobs back at
-    once. With `full`, it merges all files of each leaf, whatever the strategy, and rewrites files that also
-    have rows of other leaves. It repeats this until each leaf has one file of its own, or no more jobs can be
-    finished.
+    - `engine`: `auto` chooses Spark (`on_spark`) by the bytes of the jobs' files; see `choose_engine`.
+    - `create`: create jobs by the table's strategy, and do not only run existing jobs.
+    - `full`: merge all files of each leaf, whatever the strategy, and rewrite files that also have rows of
+      other leaves. Repeats this until each leaf has one file of its own, or no more jobs can be finished.
+    - `progress`: called with the number of finished jobs and of all jobs.
+
+    Ctrl-C puts unfinished jobs back at once.
     """
     check_engine(engine)
     started = time.monotonic()
@@ -188,12 +197,12 @@ def compact(
 
 
 def compacted(jobs: int, rows: int) -> str:
-    """Describes the result of a round for people."""
+    """Returns a text about a round: the numbers of jobs and of merged rows."""
     return f"{plural(jobs, 'job')}, {plural(rows, 'row')} merged"
 
 
 class _Tally:
-    """A counter of results. It reports progress, and appends the reasons of given-up jobs to `errors`."""
+    """The sums of the results of jobs. Reports progress; adds the reasons of given-up jobs to `errors`."""
 
     def __init__(self, progress: Progress, errors: list[str]) -> None:
         self._jobs = 0
@@ -203,7 +212,7 @@ class _Tally:
         self._errors = errors
 
     def begin(self, jobs: int) -> None:
-        """Adds the number of jobs that run next."""
+        """Adds to the total number of jobs, before these jobs run."""
         self._jobs += jobs
 
     @property

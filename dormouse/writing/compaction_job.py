@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 COPIED_BYTES_MAX = 4 * 2**30
 COPIED_SHARE = 8
-"""Inputs larger than 1/8 of the free disk are fetched twice, as other jobs need disk, too."""
+"""The divisor of the free disk that gives the limit of copies. Larger inputs are fetched twice instead."""
 COPIED_AT_ONCE = 8
 logger = logging.getLogger(__name__)
 Outcome = Literal["committed", "looked", "superseded", "retry", "given_up"]
@@ -76,8 +76,8 @@ ROWS_GONE_MANY = 0.1
 class JobDeletions:
     """The deletions that a job applies to each of its inputs.
 
-    `till` is the number of the table's last deletion. `context` has the schema with which the job runs, which
-    is at least as new as the schemas of the deletions and inputs.
+    `till` is the number of the table's last deletion. `of_inputs` has the deletions of each input. `context`
+    has the job's schema, which is at least as new as the schemas of the deletions and inputs.
     """
 
     till: int
@@ -86,7 +86,7 @@ class JobDeletions:
 
     @staticmethod
     def of(context: TableContext, job: CompactionJob) -> JobDeletions:
-        """Returns the deletions that exist now. A later deletion applies to the whole output of the job."""
+        """Returns the deletions that exist now. Deletions recorded later apply to the job's output."""
         found = context.store.deletions_of([item.filename for item in job.inputs])
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
         reach = Reach(context.schema, pending)
@@ -95,12 +95,12 @@ class JobDeletions:
 
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
-    """Returns for each file the condition of rows that no deletion hides; None when all rows remain."""
+    """Returns, for each file, a condition that selects the rows that deletions leave; None if all stay."""
     return [rendered_unless_all(remains(schema, deletions), DATAFUSION) for deletions in of_files]
 
 
 class JobInputs:
-    """The inputs of one job; `go_on` raises when the job must stop."""
+    """The inputs of one job, and the checks of their bytes. `go_on` raises an error if the job must stop."""
 
     def __init__(
         self, objects: ObjectStore, table: str, job: CompactionJob, go_on: Callable[[], object]
@@ -112,7 +112,7 @@ class JobInputs:
         self._copies: dict[str, Path] = {}
 
     def verify(self) -> None:
-        """Checks inputs as `verified` does, without copying them; for a merge in other processes."""
+        """Runs the checks of `verified` without copying files, while other processes merge the inputs."""
         self.check_sizes()
         self._check_digests()
         self._check_footers()
@@ -155,7 +155,7 @@ class JobInputs:
         self._check_footers()
 
     def _fits(self, folder: Path) -> bool:
-        """Returns whether copies can verify all inputs, and leave most of the free disk unused."""
+        """Returns whether the inputs can be copied: their digests are known and they fit on the disk."""
         if not all(item.digest and item.byte_count for item in self._job.inputs):
             return False
         byte_count = sum(item.byte_count or 0 for item in self._job.inputs)
@@ -172,12 +172,12 @@ class JobInputs:
                 pass
 
     def check_sizes(self) -> None:
-        """Checks that all inputs exist with their recorded sizes; `ObjectNotFound`, `ObjectDamaged`."""
+        """Raises `ObjectNotFound` for a missing input, and `ObjectDamaged` for an unexpected size."""
         for item in self._job.inputs:
             self._compare(item, self._objects.size(item.filename))
 
     def _check_footers(self) -> None:
-        """Checks footers; call it last, as pyarrow trusts a damaged footer and can crash the process."""
+        """Compares the row counts in the footers. Runs last: a damaged footer can crash pyarrow."""
         for item in self._job.inputs:
             try:
                 found = self._row_count(item)
@@ -215,9 +215,9 @@ class JobInputs:
 def check_output(
     job: CompactionJob, properties: TableProperties, rows_written: int, *, deletes: bool = False
 ) -> None:
-    """Raises `InvalidData` when an output has more rows than its inputs, or unexpectedly fewer.
+    """Raises `InvalidData` if an output has more rows than its inputs, or fewer without a reason.
 
-    Checks nothing unless the row counts of all inputs are exact. `deletes`: deletions may remove rows.
+    `deletes` is such a reason. Checks nothing unless the row counts of all inputs are exact.
     """
     changed = deletes or properties.filter or properties.aggregate or is_keyed(properties)
     exact = all(item.exact for item in job.inputs)
@@ -233,9 +233,9 @@ def check_output(
 
 @dataclass(frozen=True, slots=True)
 class OlderRows:
-    """The smallest place of an open load, and the other files that may have the job's keys, at one moment.
+    """The data outside a job that may have older rows of the job's keys.
 
-    `files` is None when these files cannot be determined.
+    `open_sequence` is the smallest place of an open load. `files` is None if the files are unknown.
     """
 
     open_sequence: int | None
@@ -243,7 +243,7 @@ class OlderRows:
 
 
 def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
-    """Returns the open load and the files that may have older rows than a job's files.
+    """Returns the first open load, and the other files whose keys overlap with those of a job.
 
     A file that is added later belongs to a load that is open now, or to a newer load.
     """
@@ -267,11 +267,11 @@ def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
 
 
 def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
-    """Returns whether the job may drop marks of deletion.
+    """Returns whether a job may drop marks of deletion.
 
-    It may when no file outside the job, and no open load, can have older rows of the job's keys. Loads that
-    begin later have newer rows. With `newest_by` they may have older ones, so that `KeyedMerge` keeps young
-    marks.
+    The job may do so if no file outside the job, and no open load, can have older rows of its keys. Loads
+    that begin later have newer rows. With `newest_by`, they may also have older rows; for this reason
+    `KeyedMerge` keeps young marks.
     """
     by_value, properties = context.properties.newest_by is not None, context.properties
     if by_value and properties.deletion_marks_seconds is None:
@@ -304,12 +304,12 @@ def _is_newer(context: TableContext, filename: str, last: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """The result of one run of a job. `rows_read` is the sum of the row counts of its references.
+    """The result of one run of a job. `rows_read` is the sum of the row counts of the job's references.
 
     Outcomes:
 
     - `committed`: the output replaced the inputs.
-    - `looked`: deletions hide few rows of the files, so that they stay as they are.
+    - `looked`: deletions hide few rows, so the files stay as they are.
     - `superseded`: another run committed the job or released its files.
     - `retry`: the job failed and will run again.
     - `given_up`: the job failed in its last attempt.
@@ -338,7 +338,7 @@ class CompactionResult:
 
 
 class Cancellation:
-    """A signal that stops running tasks and ends their attempts, so that they can no longer commit."""
+    """A signal that stops running tasks, and ends their attempts so that they cannot commit."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -374,7 +374,7 @@ class _NoRowsLeft(Exception):
 
 
 def staged_file(context: TableContext, name: str, write: Callable[[Path], FileFacts]) -> FileFacts:
-    """Publishes the file that `write` writes as the object `name`, unless it has no rows."""
+    """Stores the file that `write` writes as the object `name`, unless the file has no rows."""
     try:
         with context.objects.staged(name) as path:
             facts = write(path)
@@ -390,9 +390,9 @@ def run_compaction(
 ) -> CompactionResult:
     """Merges a job's files and commits the output in their place; ages are measured from `now_ms`.
 
-    A failure is returned in the result and not raised: the job is put back, or given up after its last
-    attempt. It is raised only after a cancellation. Several runs of a job may overlap, in any processes: one
-    run commits, and the other runs leave nothing behind.
+    A failure is returned in the result, and raised only after a cancellation: the job is put back, or given
+    up after its last attempt. Several runs of a job may overlap, in any processes. Then one run commits, and
+    the other runs leave nothing behind.
     """
     cancellation = cancellation or Cancellation()
     try:
@@ -427,7 +427,7 @@ def _run(
 
 
 def _is_worth_merging(context: TableContext, job: CompactionJob) -> bool:
-    """Returns whether many rows of a job's files are deleted, or by more than `deletions_max` deletions."""
+    """Returns whether many rows of a job are deleted, or a file has more than `deletions_max` deletions."""
     looks = look_at(context, [(item.filename, item.byte_count) for item in job.inputs])
     pending = {one.deletion_id for one in context.deletions.list()}
     found = [[rows for number, rows in one.rows.items() if number in pending] for one in looks]
@@ -463,7 +463,7 @@ def _write(
 
 
 def region_of(context: TableContext, job: CompactionJob) -> Region | None:
-    """Returns the region of a job's rows; None when its inputs have no rows of other partitions."""
+    """Returns the region to which a job's rows are limited, or None if its inputs need no limit."""
     if all(item.whole for item in job.inputs):
         return None
     return context.partitions.partition(job.partition_id).region
@@ -478,9 +478,9 @@ def merge_inputs(
     now_ms: int,
     deletions: Sequence[Sequence[Deletion]],
 ) -> FileFacts:
-    """Merges the rows of a job's inputs that lie in a region.
+    """Merges the rows of a job's inputs that lie in a region, into the file `path`.
 
-    `places` are the paths or URIs of the inputs; `deletions` has the deletions to apply to each of them.
+    `places` are the paths or URIs of the inputs. `deletions` has the deletions to apply to each input.
     """
     schema, properties = context.schema, context.properties
     if not is_keyed(properties):
@@ -519,9 +519,9 @@ def commit_output(
     *,
     leftovers: bool = False,
 ) -> None:
-    """Replaces a job's inputs by its output, in one commit. `leftovers` is that of `WriteAttempts.finish`.
+    """Replaces a job's inputs by its output, in one commit. `leftovers`: see `WriteAttempts.finish`.
 
-    Uses the commit queue where the table commits asynchronously, unless the request is too large for it.
+    Uses the commit queue if the table commits asynchronously and the request is not too large for it.
     """
     request, commit_id = _request(job, name, facts, deletions_till), f"compaction-{attempt.attempt_id}"
     if not leftovers and (commits := context.async_commits) is not None:
@@ -581,7 +581,7 @@ def runners_died(job: CompactionJob) -> CompactionResult:
 
 
 def job_failed(context: TableContext, job: CompactionJob, error: Exception) -> CompactionResult:
-    """Puts a failed job back or gives it up. Callers also use it when the process that ran the job died."""
+    """Puts back a failed job, or gives it up after its last attempt. Returns the result of the run."""
     text = str(error) or type(error).__name__
     fate = context.jobs.fail(job, text)
     if fate != "superseded":

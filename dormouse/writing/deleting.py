@@ -1,6 +1,6 @@
-"""Deletes, which record a condition, or load marks of deletion.
+"""Deletes of rows, which record a condition, or load marks of deletion.
 
-Marks, one for each key, are needed when a condition names values of a keyed table.
+A delete from a keyed table by a condition on values loads one mark for each matching key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dormouse.reading.where import ALL, DeleteWhere, Question, Where, condition_
 from dormouse.sources.source import Source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from dormouse.writing.ingest import ingest_once, keyed_rows, write_leaves
 
 OVERTAKEN_MAX = 10
@@ -34,9 +34,9 @@ _DELETES = "__deletes"
 class DeleteReport:
     """The result of a delete.
 
-    - A recorded condition has a number and a time; `rows` is None, as they were not counted.
-    - A dry run, or a condition that no row can meet, records nothing: only `rows` is set.
-    - A load of marks, on a keyed table, has a time and `rows`, but no number.
+    - If a condition was recorded, `deletion_id` and `deleted_at` are set. The rows are not counted.
+    - After a dry run, or for a condition that no row can meet, only `rows` is set.
+    - If marks were loaded into a keyed table, `deleted_at` and `rows` are set.
     """
 
     deletion_id: int | None
@@ -62,7 +62,7 @@ def _record(context: TableContext, where: DeleteWhere, *, dry_run: bool = False)
 
 
 def names_values(context: TableContext, where: DeleteWhere) -> bool:
-    """Returns whether a condition names columns other than keys; raises as `delete` does."""
+    """Returns whether a condition names columns other than keys. Raises the errors of `delete`."""
     return bounds_to_delete(context, asked_to_delete(context, where)[0])[1]
 
 
@@ -92,7 +92,7 @@ def bounds_to_delete(context: TableContext, rows: Question) -> tuple[KeyBounds, 
 
 
 def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
-    """Deletes the rows that match, see `Table.delete`."""
+    """Deletes the rows that match a condition; see `Table.delete`."""
     return on_current(context, lambda now: _delete(now, where, dry_run=dry_run))
 
 
@@ -123,7 +123,10 @@ def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> Dele
 
 
 def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
-    """Yields data that marks each key whose newest row matches as deleted, with its `newest_by` value."""
+    """Yields rows to load that delete each key whose newest row matches.
+
+    They have the keys, the value of `newest_by`, and nulls in the other columns.
+    """
     schema, by = context.schema, context.properties.newest_by
     unfiltered = context.table.properties.model_copy(update={"filter": None})
     whole = replace(context, table=replace(context.table, properties=unfiltered))

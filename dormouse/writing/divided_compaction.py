@@ -63,7 +63,7 @@ _COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7
 # ColumnChunk
 _CHUNK_OFFSET, _METADATA, _OFFSET_INDEX, _OFFSET_INDEX_BYTES, _COLUMN_INDEX = 2, 3, 4, 5, 6
 _OFFSETS = (9, 10, 11, 14)
-"""ColumnMetaData: offsets of data pages, index pages, the dictionary and the bloom filter."""
+"""The fields of ColumnMetaData with offsets: of data and index pages, dictionary and bloom filter."""
 _PAGE_PLACES, _PAGE_OFFSET = 1, 1
 _ORDINAL_MAX = (1 << 15) - 1
 
@@ -91,9 +91,9 @@ def join_files(sources: Sequence[BinaryIO], output: Path) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file to join. The bytes before `end`, which include all pages, are copied unchanged.
+    """A Parquet file to join with others. Its bytes before `end`, with all pages, are copied unchanged.
 
-    `places` are the bytes from the first offset index, at `places_from`, to the footer.
+    `places` has the bytes from the first offset index to the footer; `places_from` is their offset.
     """
 
     file: BinaryIO
@@ -127,7 +127,7 @@ class _Source:
         return Reading(self.places[start : start + chunk[_OFFSET_INDEX_BYTES][1]]).kept()
 
     def copied(self, out: BinaryIO) -> bytes:
-        """Appends the bytes between the magic number and `end`; returns the digest of the whole file."""
+        """Copies the bytes between the magic number and `end` to `out`. Returns the whole file's digest."""
         at = 0
 
         def write(data: bytes) -> None:
@@ -175,7 +175,7 @@ def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:
 
 
 def _structs(struct: Kept, number: int) -> list[Kept]:
-    """Returns the list of structs in a field; empty when the field is missing."""
+    """Returns the structs that the field `number` lists, or an empty list if there is no such field."""
     found: list[Kept] = struct[number][1][1] if number in struct else []
     return found
 
@@ -188,7 +188,7 @@ def _offsets(chunk: Kept) -> list[int]:
 
 
 def _move(struct: Kept, numbers: Iterable[int], by: int) -> None:
-    """Adds `by` to the fields that are offsets. Skips 0, which some writers use for an unknown offset."""
+    """Adds `by` to the offsets in the fields `numbers`, except to 0, which can mean an unknown offset."""
     for number in numbers:
         if number in struct and struct[number][1]:
             kind, offset = struct[number]
@@ -210,12 +210,12 @@ class Task(Protocol):
 
 
 RunTasks = Callable[[TableContext, Sequence[Task]], list[Any]]
-"""A function that runs tasks in parallel; returns all results, or raises the first task's error."""
+"""A function that runs tasks in parallel, and returns their results or raises the error of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckInputs:
-    """A task that compares a job's inputs with what is recorded of them, while other tasks merge them."""
+    """A task that checks a job's inputs against the recorded facts, while other tasks merge the inputs."""
 
     job: CompactionJob
 
@@ -225,7 +225,7 @@ class CheckInputs:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """The file with the rows of one range of a job."""
+    """The facts about a file with the rows of one range of a job."""
 
     name: str
     row_count: int
@@ -235,7 +235,7 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class MergeRange:
-    """A task that merges the rows of a range; its result is None when no rows are left.
+    """A task that merges the rows of one range into a file. Its result is None if no rows are left.
 
     `deletions` has the deletions to apply to each input.
     """
@@ -259,7 +259,7 @@ class MergeRange:
 
 @dataclass(frozen=True, slots=True)
 class JoinRanges:
-    """A task that joins one or more files of ranges; its result is the name and facts of the output."""
+    """A task that joins the files of all ranges. Its result is the name and the facts of the output."""
 
     job: CompactionJob
     attempt: WriteAttempt
@@ -283,7 +283,7 @@ class JoinRanges:
 
 @dataclass(frozen=True, slots=True)
 class WholeJob:
-    """A task that runs a whole job, when its files cannot be joined."""
+    """A task that runs a whole job without dividing it, for files that cannot be joined."""
 
     job: CompactionJob
     now_ms: int
@@ -358,7 +358,7 @@ def _own_name(attempt: WriteAttempt, job: CompactionJob) -> str:
 
 
 def _divided(field: Field, keys: KeyQuantiles, region: Region, count: int) -> Iterator[Region]:
-    """Halves the region, and each half again, until there are `count` parts or one key is left."""
+    """Yields the parts of a region. Halves it again and again, up to `count` parts or one key a part."""
     point = keys.split_point(region.range(field.name)) if count > 1 else None
     try:
         halves = () if point is None else region.split(field, point)

@@ -68,7 +68,7 @@ ASK_WAIT_SECONDS_MAX = 5.0
 T = TypeVar("T")
 ENGINES = ("auto", "local", "spark")
 CLUSTER_BYTES_MIN = 256 * 1024 * 1024
-"""This process finishes smaller data before a cluster has started."""
+"""The least size of data for a Spark cluster. This process loads smaller data before a cluster starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ def ingest(
     on_spark: Callable[..., IngestReport] | None = None,
     deletes: str | None = None,
 ) -> IngestReport:
-    """Adds rows to a table as `Table.ingest` does. `on_spark` is the ingest that runs on Spark.
+    """Adds rows to a table, in this process or on Spark; see `Table.ingest`.
 
-    `deletes`: see `Table.upsert`.
+    `on_spark` is the function that ingests on Spark. `deletes` is that of `Table.upsert`.
     """
     check_engine(engine)
     if is_keyed(context.properties):
@@ -151,7 +151,7 @@ def ingest_in_process(
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
-    """Returns the converter of a load's rows for a keyed table; None for other tables, which need none."""
+    """Returns an object that converts a load's rows for a keyed table, or None for any other table."""
     if attempt.place is None:
         return None
     place = attempt.place
@@ -161,7 +161,7 @@ def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None
 def write_leaves(
     context: TableContext, attempt: WriteAttempt, source: Source, progress: Progress, memory_bytes: int
 ) -> list[FileWithReferences]:
-    """Writes the rows as files of the attempt and returns the files, which are not committed."""
+    """Writes the rows as files of the attempt, and returns the files. Does not commit them."""
     lookup = LeafLookup(context.partitions.tree())
     writer = LeafFiles(
         context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt.object_name
@@ -189,7 +189,7 @@ def write_leaves(
 def _counts_in_order(
     context: TableContext, source: Source, lookup: LeafLookup
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the row count of each leaf when the source is in the order of writing; else None."""
+    """Returns the row count of each leaf if the rows are in order, and need no sorting; else None."""
     if is_keyed(context.properties) or (keys := source.sorted_keys()) is None:
         return None
     by_leaf = context.properties.ingest_file_writing == "one_file_per_leaf"
@@ -224,10 +224,10 @@ def is_dataframe(data: Any) -> bool:
 def check_ingested(
     rows_read: int, rows_total: int | None, files: Sequence[FileWithReferences], properties: TableProperties
 ) -> None:
-    """Raises `InvalidData` when an ingest read more or fewer rows than its source has.
+    """Raises `InvalidData` if an ingest read another number of rows than its source has.
 
-    Raises `JobFailed` when it wrote another number of rows than it read. Keyed tables may write fewer, one
-    for each key.
+    Raises `JobFailed` if it wrote another number of rows than it read. For a keyed table, fewer written rows
+    are allowed, since only one row for each key is written.
     """
     if rows_total not in (None, rows_read):
         raise InvalidData(
@@ -242,15 +242,15 @@ def check_ingested(
 # The rows of a load as the files of a keyed table store them: with the load's place, and marks of deletion.
 
 TASKS_MAX = 1 << 20
-"""The number of places of each load: the increment of the database's sequence of loads."""
+"""The number of places that each load takes from the database's sequence: the most tasks of a load."""
 
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """The rows of one load of a keyed table.
+    """The conversion of a load's rows to the rows that a keyed table stores.
 
-    `deletes` is the boolean column of the data that marks rows to delete. All rows get the same `sequence`;
-    marks of deletion get the time `taken_at`.
+    `deletes` is the boolean column of the data that is true in rows which delete their key. Each stored row
+    has `sequence`, the load's place. Marks of deletion have the time `taken_at`.
     """
 
     schema: Schema
@@ -260,7 +260,7 @@ class KeyedRows:
     taken_at: datetime
 
     def of_task(self, number: int) -> KeyedRows:
-        """Returns the rows of one task of the load, which are newer than those of lower task numbers."""
+        """Returns the conversion for one task of the load. Rows of higher task numbers count as newer."""
         return replace(self, sequence=self.sequence + min(number, TASKS_MAX - 1))
 
     @property
@@ -314,7 +314,7 @@ class KeyedRows:
 
 
 def _comparable(column: pa.Array, field: Field, first_row: int) -> pa.Array:
-    """Returns the column with 0.0 for -0.0, so that both are equal. Raises `InvalidData` for NaN."""
+    """Returns the column with 0.0 in place of -0.0, which is equal. Raises `InvalidData` for NaN."""
     odd = pc.index(pc.is_nan(column), True).as_py()
     if odd >= 0:
         raise InvalidData(
@@ -405,14 +405,14 @@ def commit_files(
     source: bytes | None = None,
     with_them: Callable[[psycopg.Connection[Any]], object] | None = None,
 ) -> bool:
-    """Adds the attempt's files and ends the attempt; returns whether it did.
+    """Adds the attempt's files to the table and ends the attempt. Returns True.
 
-    When the id was applied before, it deletes the files and returns False. `source` is a digest of the data,
-    which is recorded with the id. `with_them` is called first, in the same transaction. Files of a keyed
-    table get the attempt's place among the deletions.
+    If the ingest id was applied before, deletes the files instead and returns False. `source` is a digest of
+    the data, which is recorded with the id. `with_them` is called first, in the same transaction. With the
+    files of a keyed table, records the last deletion that existed when the attempt began.
 
-    Raises `CommitFailed` when nothing was applied, and `CommitOutcomeUnknown` only when the database no
-    longer answers.
+    Raises `CommitFailed` if nothing was applied, and `CommitOutcomeUnknown` if the database no longer
+    answers.
     """
     files = with_place(attempt, files)
     try:
@@ -427,7 +427,10 @@ def commit_files(
 
 
 def with_place(attempt: WriteAttempt, files: Sequence[FileWithReferences]) -> tuple[FileWithReferences, ...]:
-    """Returns the files with the attempt's place among the deletions, if it has one."""
+    """Returns the files of a keyed table with the number of the last deletion before the attempt's place.
+
+    Returns files of other tables as they are: their attempts have no place.
+    """
     if attempt.place is None:
         return tuple(files)
     return tuple(replace(file, deletions_till=attempt.place.deletions_till) for file in files)
@@ -474,8 +477,9 @@ def _commit(
 def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: CommitOutcomeUnknown) -> bool:
     """Returns whether a commit of unknown outcome was applied by this attempt.
 
-    Abandoning the attempt waits for a transaction that is ending it, and makes later ones fail. So the
-    commit cannot be applied after this returns. Raises `CommitFailed` when it was not applied.
+    Abandons the attempt first. This waits for a transaction that is ending the attempt, and makes later
+    transactions fail, so that the commit cannot be applied afterwards. Raises `CommitFailed` if it was not
+    applied.
     """
     pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
     for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
@@ -503,11 +507,11 @@ def check_engine(engine: str) -> None:
 
 
 def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T | None) -> T:
-    """Returns `local` or `spark`, as the engine says.
+    """Returns `local` or `spark`, the two implementations of a task, by the name of the engine.
 
-    `auto` chooses Spark only when it is installed, `spark` is given, and the data is large: at least 256 MiB
-    with a cluster, or this machine's memory without one, where Spark is slower. Raises `InvalidInput` for the
-    engine `spark` when `spark` is None.
+    The engine `auto` chooses `spark` only if Spark is installed, `spark` is given, and the data is large.
+    With a cluster, data of 256 MiB is large. Without a cluster Spark is slower, and data is large if it
+    exceeds this machine's memory. Raises `InvalidInput` for the engine `spark` if `spark` is None.
     """
     if engine == "auto":
         is_for_spark = spark is not None and find_spec("pyspark") is not None

@@ -51,7 +51,7 @@ _OPTIONS = {"datafusion.execution.parquet.schema_force_view_types": "false"}
 ROW_GROUPS_MAX = 32_000
 """The most row groups of one file: Parquet numbers them with 15 bits."""
 _TELLING_ROWS, _TELLING_BYTES = 1_000, 1 << 20
-"""Smaller row groups do not show the size of a row: overhead may be most of their bytes."""
+"""The rows or bytes from which a row group shows the size of a row. Smaller ones are mostly overhead."""
 
 
 def merge_sorted(
@@ -69,7 +69,7 @@ def merge_sorted(
     """Merges sorted Parquet files (paths or `store.uri(name)`) into one, and returns its facts.
 
     - Drops rows outside `region`, as files may also have rows of other partitions.
-    - Drops rows that do not meet the expression that `remains` has for their file; None keeps all.
+    - Drops rows that do not meet the expression of their file in `remains`; None keeps all rows of a file.
     - Applies the table's `filter` and `aggregate`, with ages measured from `now_ms` (milliseconds).
 
     It streams: memory grows with the number of files, not with their size. The larger `row_bytes`, the fewer
@@ -143,9 +143,10 @@ def _sample(file: DataFrame, schema: Schema, byte_count: int) -> pa.Table:
 
 
 def _group_rows(like_first: FileShape, groups: Iterator[tuple[int, int]], byte_count: int) -> int:
-    """Returns the rows of each row group: few when any input has wide rows, within ROW_GROUPS_MAX.
+    """Returns the number of rows of each row group of the output, so that a group has `byte_count` bytes.
 
-    All row groups of the output have this number of rows, and later rows may be wider than the sample.
+    `groups` has the (rows, bytes) of the inputs' row groups. The widest of them decide, because later rows
+    may be wider than the sample from which `like_first` was made. There are at most `ROW_GROUPS_MAX` groups.
     """
     group_rows, total = like_first.group_rows, 0
     for rows, size in groups:
@@ -174,9 +175,9 @@ def _row_groups(file: str, store: ObjectStore | None) -> Iterator[tuple[int, int
 class KeyedMerge:
     """The rules of a merge of a keyed table. Ages are measured from `now_ms`.
 
-    `forgets_marks`: marks of deletion may be dropped, as no older row of a marked key is in another file or
-    can still be loaded. With `newest_by` an older row can always come; marks are then dropped only after
-    `deletion_marks_seconds`.
+    With `forgets_marks`, marks of deletion may be dropped, because no older row of a marked key is in another
+    file or can still be loaded. With `newest_by`, a later load can always have an older row; then only marks
+    older than `deletion_marks_seconds` are dropped.
     """
 
     schema: Schema
@@ -191,7 +192,8 @@ class KeyedMerge:
     def marked(self, frame: DataFrame, remains: Expr | None, unmarked: Expr | None) -> DataFrame:
         """Returns the rows of a file that meet `remains`.
 
-        Marks as deleted those that do not meet `unmarked`, or that the table's filter hides by age.
+        Of these, turns rows into marks of deletion if they do not meet `unmarked`, or if the table's filter
+        hides them by age.
         """
         frame = frame if remains is None else frame.filter(remains)
         gone = None if unmarked is None else ~unmarked
@@ -206,7 +208,7 @@ class KeyedMerge:
         return frame.select(*(at if name == DELETED_AT else column(name) for name in self.stored.names))
 
     def kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the first row of each key. Removes the values of marks, and marks that may be dropped."""
+        """Yields the first row of each key. Drops marks of deletion if allowed, and the values of others."""
         for batch in first_of_keys(batches, self.schema.row_key_names):
             deleted_at = batch.column(DELETED_AT)
             if deleted_at.null_count == batch.num_rows:
@@ -250,10 +252,10 @@ def merge_newest(
     unmarked: Sequence[Expr | None] = (),
     row_bytes: float = 0.0,
 ) -> FileFacts:
-    """Merges sorted files of a keyed table into one, as `merge_sorted` does for other tables.
+    """Merges sorted files of a keyed table into one file with the newest row of each key.
 
-    Each input has each key at most once, and so does the output. `remains` and `unmarked` have one expression
-    or None for each input; see `KeyedMerge.marked`.
+    Each input has each key at most once. `remains` and `unmarked` have one expression, or None, for each
+    input; see `KeyedMerge.marked`. See `merge_sorted` for the other parameters.
     """
     if not inputs:
         return FileFacts(0)
@@ -278,7 +280,7 @@ def merge_newest(
 
 
 def check_sorted_inputs(rows: DataFrame) -> None:
-    """Raises `JobFailed` for a plan that sorts sorted input, as a sort would hold all rows in memory."""
+    """Raises `JobFailed` if DataFusion's plan sorts the rows again, which would need too much memory."""
     plan = rows.execution_plan().display_indent()
     if "SortExec" in plan.replace("SortPreservingMergeExec", ""):
         raise JobFailed("DataFusion would sort rows that are sorted; nothing was written")

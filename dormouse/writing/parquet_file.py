@@ -40,19 +40,19 @@ from dormouse.objects.store import ObjectStore
 
 SAMPLE_ROWS = 131_072
 ZSTD_LEVEL = 2
-"""Reads as fast as level 3, and writes nearly as fast as level 1."""
+"""The compression level, which reads as fast as level 3 and writes nearly as fast as level 1."""
 _CODECS = {"zstd": f"zstd({ZSTD_LEVEL})", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
 _GROUP_ROWS_MIN = 1_000
 _GROUP_ROWS_MAX = 1 << 20
 _PAGE_BYTES = 100_000
-"""Uncompressed. A look-up reads one page of each column; DuckDB has overhead for each page."""
+"""The size of a page before compression. Look-ups read whole pages; each page costs DuckDB overhead."""
 _PAGE_ROWS = 4_096
 _ENCODED_OF_GROUP = 1 / 16
 _TELLING_ROWS_MIN = 1_000
 _TRIED_ROWS = 32_768
 _PIECES = 8
 _UNSURE_BELOW = 4 / 3
-"""Up to this ratio to the best encoding, a dictionary is tried with more rows, where it may be cheaper."""
+"""The ratio to the cheapest encoding's cost below which a dictionary is tried again with more rows."""
 _DELTAS = "DELTA_BINARY_PACKED"
 _WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """The types that Parquet can encode as differences."""
@@ -63,7 +63,7 @@ _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
 GROUPS_OF_A_SIZE = 4_096
-"""The number of row groups after which their size doubles."""
+"""The number of row groups after which the size of the next groups doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class FileShape:
     def like(sample: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
         """Returns the shape for rows like the sample, with row groups of about `properties.row_group_bytes`.
 
-        The size of a row group is that before encoding. Each column is tried with and without a dictionary
-        and the codec. A dictionary of few values is so small that a codec hardly helps. For many values, a
-        dictionary would overflow and be abandoned, after costing time and bytes.
+        The size of a row group is that before encoding. Each column of the sample is written with and
+        without a dictionary and compression, to find the cheapest way. Compression hardly helps if a
+        dictionary has few values. A dictionary of many values costs time and bytes, and is then abandoned.
         """
         row_bytes = max(sample.nbytes / max(1, sample.num_rows), 1)
         group_rows = int(properties.row_group_bytes / row_bytes)
@@ -98,7 +98,7 @@ class FileShape:
         )
 
     def of_datafusion(self, schema: Schema) -> ParquetWriterOptions:
-        """Returns the shape as DataFusion's options. Options in SQL would ignore the case of column names."""
+        """Returns the shape as an object of DataFusion, since options in SQL ignore the case of columns."""
         # rows encoded per call: few calls, yet pages stay near their size when rows are long
         encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _PAGE_ROWS)
         return ParquetWriterOptions(
@@ -138,7 +138,10 @@ class FileShape:
         )
 
     def of_arrow(self, schema: Schema) -> dict[str, Any]:
-        """Returns the shape as pyarrow's options, without bloom filters and row groups, set while writing."""
+        """Returns the shape as arguments of pyarrow's writer.
+
+        They have no bloom filters, and no row groups: those follow from the calls that write rows.
+        """
         paths = [path for field in schema.fields for path, _ in _leaves(field.name, field.type)]
         codecs = {path: "none" if path in self.uncompressed_columns else self.compression for path in paths}
         without = {*self.plain_columns, *self.delta_columns}
@@ -169,7 +172,7 @@ def _leaves(name: str, type_: DataType) -> Iterator[tuple[str, DataType]]:
 
 
 def _pieces(sample: pa.Table) -> pa.Table:
-    """Returns a few contiguous pieces from all over a table, so that runs of equal values are kept."""
+    """Returns a smaller sample: pieces of consecutive rows, in which equal values follow each other."""
     rows = _TRIED_ROWS // _PIECES
     if sample.num_rows <= _TRIED_ROWS:
         return sample
@@ -178,7 +181,7 @@ def _pieces(sample: pa.Table) -> pa.Table:
 
 
 def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
-    """Returns how to write each column that is not nested; empty for a sample of too few rows."""
+    """Returns the cheapest way to write each column that is not nested, or {} for too few rows."""
     if sample.num_rows < _TELLING_ROWS_MIN:
         return {}
     names = [field.name for field in schema.fields if not field.type.is_nested]
@@ -200,7 +203,7 @@ class _Way(NamedTuple):
     encoding: _Encoding
     is_uncompressed: bool
     is_unsure: bool = False
-    """A dictionary might be cheaper with more rows."""
+    """True if a dictionary may be cheaper with more rows."""
 
 
 def _cheapest(rows: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
@@ -226,7 +229,7 @@ def _cheapest(rows: pa.Table, schema: Schema, compression: str) -> dict[str, _Wa
 
 
 def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tuple[int, int]]:
-    """Returns the (compressed, uncompressed) bytes of each column."""
+    """Returns the (compressed, uncompressed) bytes that each column of the rows has in a Parquet file."""
     if not rows.num_columns:
         return {}
     sink = pa.BufferOutputStream()
@@ -246,12 +249,12 @@ def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tupl
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The facts about a file that was just written; when `row_count` is 0, there is no file.
+    """The facts about a file that was just written. If `row_count` is 0, there is no file.
 
-    - `min_key` and `max_key`: the first and last row key, encoded by `model.region.encode_key`
-    - `sketches`: the object to store beside the file (`FileSketches.to_bytes`)
-    - `digest`: the XXH3-128 of the file's bytes
-    - `marks`: the number of rows that are marks of deletion
+    - `min_key`, `max_key`: the first and last row key, encoded by `model.region.encode_key`.
+    - `sketches`: the sketches of the keys, to store beside the file (`FileSketches.to_bytes`).
+    - `digest`: the XXH3-128 of the file's bytes.
+    - `marks`: the number of rows that are marks of deletion.
     """
 
     row_count: int
@@ -264,7 +267,7 @@ class FileFacts:
 
     @staticmethod
     def of(path: Path, schema: Schema, sampler: KeySampler) -> FileFacts:
-        """Returns the facts of a file whose rows the sampler has seen. The sampler checks their order."""
+        """Returns the facts about a file. The sampler must have seen all its rows, and checks their order."""
         return FileFacts(
             row_count=sampler.row_count,
             byte_count=path.stat().st_size,
@@ -275,7 +278,7 @@ class FileFacts:
         )
 
     def file(self, name: str, references: Iterable[FileReference]) -> FileWithReferences:
-        """Returns the file with its references, as a commit adds them."""
+        """Returns the file and its references in the form that a commit adds."""
         return FileWithReferences(
             filename=name,
             references=tuple(references),
@@ -346,7 +349,7 @@ def write_groups(
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """Yields the rows of each row group. Groups grow, as readers number them with 16 bits."""
+    """Yields the rows of each row group. Later groups are larger, as readers number them with 16 bits."""
     for number in count():
         size = bytes_min << number // GROUPS_OF_A_SIZE
         some = next(portions(batches, attrgetter("nbytes"), size), None)
@@ -358,7 +361,8 @@ def _row_groups(batches: Iterator[pa.RecordBatch], bytes_min: int) -> Iterator[p
 def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str] = ()) -> None:
     """Raises `JobFailed` for a plan that merges sorted streams by fewer keys than all.
 
-    Its output could be out of order. Constant keys are ignored, as DataFusion may omit them.
+    The output of such a plan could be out of order. DataFusion may leave out keys with constant values, so
+    `constant` keys are not required.
     """
     needed = [name for name in schema.key_names if name not in constant]
     for merged_by in _MERGE.findall(plan):
@@ -371,7 +375,7 @@ def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str
 
 
 def file_facts(path: Path, schema: Schema) -> FileFacts:
-    """Streams the row keys of a sorted file and returns its facts; `InvalidData` when not in order."""
+    """Returns the facts about a file, after reading its keys. Raises `InvalidData` if it is not sorted."""
     names = schema.row_key_names
     # the first key repeats in runs, which decode quickly as a dictionary
     runs = [names[0]] if schema.row_keys[0].type == STRING else []
@@ -403,17 +407,18 @@ def write_newest(
 # Writers of sorted rows as the files of leaves, each with an object of sketches.
 
 ROW = "__row"
-"""The column with the position of a row in its load, which is dropped when the row is written."""
+"""The column with the number of a row in its load. It serves for sorting, and is not written."""
 WRITTEN_ROWS = 65_536
 BATCHES_AHEAD = 4
 """The number of sorted batches made ahead of the encoder."""
 
 
 class LeafFiles:
-    """A writer of files for leaves; of a keyed table it writes the last row of each key.
+    """A writer of sorted rows to files, one for each leaf or one for all leaves.
 
-    `schema` is that of the files. Leaves are numbered by their position in `partition_ids`. `name_of` returns
-    the object name for a partition id, or for "leaves" when one file holds the rows of all leaves.
+    For a keyed table it writes only the newest row of each key. `schema` is the schema of the files. A leaf's
+    number is its position in `partition_ids`. `name_of` returns the object name for a partition id, or for
+    "leaves" if one file has the rows of all leaves.
     """
 
     def __init__(
@@ -444,14 +449,14 @@ class LeafFiles:
         )
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
-        """Writes all rows of the sorter and yields each file; none when there are no rows."""
+        """Writes all rows of the sorter, and yields each written file. Without rows, there is no file."""
         with closing(ahead(sorter.sorted_batches(), BATCHES_AHEAD)) as batches:
             yield from self._written(_Stream(batches), sorter.counts)
 
     def write_in_order(
         self, batches: Iterator[pa.RecordBatch], counts: npt.NDArray[np.int64]
     ) -> Iterator[FileWithReferences]:
-        """Writes rows that are already in order, and yields each file. Not for keyed tables.
+        """Writes rows that are already in order, and yields each written file. Not for keyed tables.
 
         `counts` has the number of rows of each leaf.
         """
@@ -541,6 +546,6 @@ class _Stream:
             yield piece
 
     def check_end(self) -> None:
-        """Raises `JobFailed` when rows are left."""
+        """Raises `JobFailed` if the stream has more rows."""
         if self._rest is not None or any(batch.num_rows for batch in self._batches):
             raise JobFailed("more rows came out of sorting than went in; nothing was added")

@@ -1,13 +1,13 @@
 """Rounds of splits and merges of partitions.
 
-A round of splits divides full leaves, and pushes references down the tree, one level a round. It divides
-leaves first: then a reference that was on a leaf is on a leaf again when the round ends, ready for the next
-compaction. References stay higher up when a job held them while their partition was divided. They count
-towards the rows of a leaf only when they have reached it.
+A round of splits divides full leaves. Then it pushes references down the partition tree by one level, from
+each divided partition to its children. So the references of a leaf that was just divided are on leaves again
+when the round ends, and the next compaction can merge their files. A reference stays on a divided partition
+while a compaction job holds it. It counts towards the rows of a leaf when a later round has moved it there.
 
-A round of merges replaces two small leaves that are the halves of one partition by that partition. Files that
-they share with other partitions are compacted first. A round merges one level of the tree; the next round
-merges the results, where they are small, too.
+A round of merges replaces two small leaves, which are the halves of one partition, by that partition. Files
+that these leaves share with other partitions are compacted first. If the merged leaf is small, too, the next
+round merges it again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dormouse.writing.compaction import RunsJobs, compact
 # The rows that the files of a leaf have within its region: how many, and where to divide them.
 
 SMALL_PART = 1 / 16
-"""The share of a file below which its keys are read: sketches are then imprecise, and reading is cheap."""
+"""The share of a file's rows below which a leaf's keys are read, since sketches are imprecise there."""
 logger = logging.getLogger(__name__)
 BATCH_REFERENCES = 1_000
 COMPACTED_LEAVES = 1_000
@@ -64,11 +64,14 @@ class LeafSketches:
         self._files = [_LeafFile(store, schema, leaf.region, reference) for reference in references]
 
     def row_count(self) -> int:
-        """Returns the leaf's row count, which sketches estimate where a reference has no exact count."""
+        """Returns the leaf's row count. Sketches estimate the rows of references without an exact count."""
         return sum(file.row_count() for file in self._files)
 
     def split_point(self) -> Split | None:
-        """Returns about the median of the first row key that can be divided; None when all keys are equal."""
+        """Returns a row key and about its median, at which to divide the leaf.
+
+        It is the first row key that has two different values. Returns None if all rows have equal keys.
+        """
         for name in self._schema.row_key_names:
             within = self._leaf.region.range(name)
             point = self._quantiles(name).split_point(within)
@@ -86,7 +89,7 @@ class LeafSketches:
 
 
 def left_share(store: ObjectStore, schema: Schema, partition: Partition, reference: FileReference) -> float:
-    """Returns the share (0 to 1) of a file's rows in a divided partition that belong to its left child."""
+    """Returns the share (0 to 1) of a reference's rows that belong to the left child of its partition."""
     if partition.split is None:
         raise ValueError(f"partition {partition.partition_id!r} is not divided")
     field, within = partition.split.field, partition.region.range(partition.split.field)
@@ -96,7 +99,7 @@ def left_share(store: ObjectStore, schema: Schema, partition: Partition, referen
 
 
 class _LeafFile:
-    """A file of a leaf, or of a partition that has been divided."""
+    """A file reference of a leaf or of a divided partition, with the sketches of the file's keys."""
 
     def __init__(self, store: ObjectStore, schema: Schema, region: Region, reference: FileReference) -> None:
         self._store = store
@@ -106,17 +109,18 @@ class _LeafFile:
         self._must_read = False
 
     def about(self, field: str) -> FileSketches | None:
-        """Returns sketches that describe `field` of the leaf's rows, when limited to the leaf's range of it.
+        """Returns sketches from which the values of the row key `field` in the leaf can be estimated.
 
-        These are the file's own sketches, unless they include rows that another row key excludes from the
-        leaf, or the leaf has few of the file's rows. Then the keys are read. None when there are no rows.
+        These are the sketches stored with the file, and the caller limits them to the leaf's range of
+        `field`. Reads the keys of the leaf's rows instead if another row key excludes rows of the file from
+        the leaf, or if the leaf has few rows of the file. Returns None if there are no rows.
         """
         if self._must_read or self._cuts - {field} or self._is_small(field):
             return self._read
         return self._own
 
     def read_what_is_cut(self) -> None:
-        """Makes `about` read the keys from now on, when the file's sketches include rows outside the leaf."""
+        """Makes `about` read the keys in future, if the file's sketches include rows outside the leaf."""
         self._must_read = self._must_read or bool(self._cuts)
 
     def row_count(self) -> int:
@@ -145,7 +149,7 @@ class _LeafFile:
 
     @cached_property
     def _cuts(self) -> frozenset[str]:
-        """The row keys in which some of the file's rows lie outside the leaf's range."""
+        """The row keys of which the file has values outside the leaf's range."""
         if self._reference.only_contains_data_for_this_partition or self._own is None:
             return frozenset()
         return frozenset(name for name in self._schema.row_key_names if self._is_cut(self._own, name))
@@ -177,10 +181,10 @@ class DividedPartition:
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The result of a round. When it is empty, another round has nothing to do either.
+    """The result of a round of splits. After an empty result, another round has no work, either.
 
-    `errors` name leaves that should have been divided but could not be; the next round retries them.
-    `one_key_partitions` are full leaves that cannot be divided, as all their rows have one key.
+    `errors` has a message for each leaf whose division failed; the next round tries again.
+    `one_key_partitions` are full leaves that cannot be divided, because all their rows have one key.
     """
 
     partitions_split: tuple[DividedPartition, ...]
@@ -192,7 +196,7 @@ class SplitReport:
 def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
     """Runs one round of splits; calls `progress` with the numbers of examined and of all full leaves.
 
-    Rounds may overlap with each other, and with ingests and compactions: each leaf is divided once.
+    Other rounds, ingests and compactions may run at the same time; each leaf is divided only once.
     """
     with context.last_rounds.round("split") as current:
         one_key = list[str]()
@@ -224,7 +228,10 @@ def _divide_full_leaves(
 
 
 def _divide(context: TableContext, partition_id: str, one_key: list[str]) -> DividedPartition | None:
-    """Divides a leaf when it has enough rows and at least two different keys."""
+    """Divides a leaf if it has enough rows. Adds its id to `one_key` if all rows have the same key.
+
+    Returns None if the leaf is not divided, or if another process divided or merged it.
+    """
     found = _split_point(context, partition_id, one_key)
     if found is None:
         return None
@@ -252,7 +259,10 @@ def _split_point(context: TableContext, partition_id: str, one_key: list[str]) -
 
 
 def _push_down(context: TableContext) -> int:
-    """Moves each unassigned reference of a divided partition to its children; returns the number moved."""
+    """Moves references from divided partitions to their children, and returns the number of those moved.
+
+    References that a compaction job holds stay.
+    """
     pushed = 0
     requests = context.partitions.references_above_leaves()
     while batch := list(islice(requests, BATCH_REFERENCES)):
@@ -264,7 +274,10 @@ def _push_down(context: TableContext) -> int:
 def _apply(
     context: TableContext, requests: list[SplitFileReferenceRequest]
 ) -> tuple[SplitFileReferenceRequest, ...]:
-    """Applies the requests and returns those applied; skips references that another process moved or took."""
+    """Applies the requests, and returns the applied ones.
+
+    Skips requests for references that another process has moved or assigned to a job.
+    """
     try:
         context.store.split_file_references(requests)
     except SplitRequestsFailed as error:
@@ -278,7 +291,10 @@ def _apply(
 def _with_shares(
     context: TableContext, divided: Mapping[str, Partition], request: SplitFileReferenceRequest
 ) -> SplitFileReferenceRequest:
-    """Returns the request with each child's row count estimated by the file's sketches, not halved."""
+    """Returns the request with row counts of the two children, estimated from the file's sketches.
+
+    If the sketches cannot be read, each child keeps half of the rows.
+    """
     old, (left, right) = request.old_reference, request.new_references
     try:
         share = left_share(context.objects, context.schema, divided[old.partition_id], old)
@@ -301,7 +317,7 @@ class MergedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """The result of a round. `errors` name leaves that should have been merged but could not be."""
+    """The result of a round of merges. `errors` has a message for each pair whose merge failed."""
 
     partitions_merged: tuple[MergedPartitions, ...]
     jobs_run: int
@@ -311,10 +327,10 @@ class MergeReport:
 def merge(
     context: TableContext, *, rest_seconds: float = 0.0, on_spark: RunsJobs | None = None
 ) -> MergeReport:
-    """Runs one round of merges, of leaves that were created at least `rest_seconds` ago.
+    """Runs one round of merges of leaves that were created at least `rest_seconds` ago.
 
-    Raises `InvalidProperties` when the table's `merge_threshold_rows` is not set. Rounds may overlap with
-    each other, and with ingests, splits and compactions.
+    Other rounds, ingests, splits and compactions may run at the same time. `on_spark` is the function that
+    compacts on Spark. Raises `InvalidProperties` if the table's `merge_threshold_rows` is not set.
     """
     _check_wanted(context)
     with context.last_rounds.round("merge") as current:
@@ -346,7 +362,7 @@ def merge(
 
 
 def mergeable(context: TableContext) -> Iterator[SmallPair]:
-    """Yields the leaves that a round would merge now. Raises `InvalidProperties` as `merge` does."""
+    """Yields the pairs of leaves that a round would merge now. Raises `InvalidProperties` as `merge` does."""
     _check_wanted(context)
     return context.partitions.all_small_pairs()
 
@@ -361,7 +377,12 @@ def _check_wanted(context: TableContext) -> None:
 
 
 def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[MergedPartitions]:
-    """Merges the pair; returns an empty list when it changed or is in use. Raises `NotWhole`."""
+    """Merges a pair of leaves, and returns a list with the result.
+
+    Returns an empty list if another process changed the pair, or if a compaction job holds its files. Also
+    returns it if the table is busy, and adds a message to `errors`. Raises `NotWhole` if the leaves share
+    files with others.
+    """
     try:
         leaf = context.partitions.merge([pair.left_id, pair.right_id])
     except (PartitionNotActive, InvalidRange):

@@ -9,7 +9,7 @@ from stacks.instance_stack import InstanceStack
 
 
 def access_logs(stack: InstanceStack) -> s3.Bucket:
-    """Creates the bucket. Its logs expire as the settings say."""
+    """Creates the bucket for S3 access logs. The settings say when its logs expire."""
     return s3.Bucket(
         stack,
         "AccessLogs",

@@ -13,7 +13,10 @@ PUBLISHERS = ("budgets.amazonaws.com", "cloudwatch.amazonaws.com")
 
 
 class AlarmTopic(Construct):
-    """A topic with its own key, as alarms cannot use the key of SNS; TLS only."""
+    """A topic for alarms, which accepts only TLS.
+
+    It has its own key, because alarms cannot use the key of SNS.
+    """
 
     def __init__(
         self, scope: Construct, construct_id: str, *, email: str | None, removal_policy: cdk.RemovalPolicy

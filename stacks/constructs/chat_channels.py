@@ -1,4 +1,4 @@
-"""Channels of Slack and Teams that receive alarms from AWS Chatbot (Amazon Q Developer in chat applications).
+"""The Slack and Teams channels that get alarms from AWS Chatbot (Amazon Q Developer in chat applications).
 
 Their roles have no permissions: notices need none, and channels must not run commands.
 """
@@ -16,7 +16,7 @@ from constructs import Construct
 from stacks.constructs.service_role import service_role
 
 GUARDRAIL = "CloudWatchReadOnlyAccess"
-"""The upper limit of all permissions in the channel; without it, there is no limit."""
+"""The policy that limits all permissions in the channel. AWS would set no limit without it."""
 
 Topics = Sequence[sns.ITopic]
 

@@ -1,4 +1,7 @@
-"""The names of the copy in another region, as stacks cannot refer to resources of other regions."""
+"""The names of the copy in another region.
+
+They are fixed, because stacks cannot refer to other regions' resources.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ class CopyNames:
     account: str
     region: str
     bucket: str
-    """At most 62 characters, as the id has 20: S3 takes 63."""
+    """The name of the bucket, of at most 62 characters: the instance's id has up to 20, and S3 allows 63."""
 
     alias: str
-    """The alias of the key."""
+    """The alias of the KMS key."""
 
     vault: str
 
 
 def copy_names(settings: DeploymentSettings) -> CopyNames | None:
-    """Returns the names of the copy; None when the settings have none."""
+    """Returns the names of the copy, or None if the settings have no copy."""
     region = settings.backup.copy_region if settings.backup else None
     if region is None or settings.account is None:
         return None

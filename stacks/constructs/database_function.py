@@ -1,4 +1,4 @@
-"""A lambda that works on the database and the objects: in the VPC, with a database role."""
+"""A lambda in the VPC that works on the database and the objects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stacks.foundation import Foundation
 class DatabaseFunction(Function):
     """A lambda in the VPC that uses the database and the objects.
 
-    It logs in as `database_role` and may do `object_actions` on the instance's objects. `environment` has the
-    settings that differ between such lambdas.
+    It logs in as `database_role`, and may do `object_actions` on the instance's objects. `environment` is the
+    class that describes its environment variables.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class DatabaseFunction(Function):
 
 
 def let_out_to_s3(security_group: ec2.SecurityGroup) -> None:
-    """Allows connections to any address, as those of S3 depend on the region.
+    """Allows HTTPS connections to any address, because the addresses of S3 depend on the region.
 
-    The instance's own VPC has no route except to S3.
+    The instance's own VPC has a route only to S3.
     """
     security_group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "S3, by the gateway endpoint")

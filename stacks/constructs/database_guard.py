@@ -22,8 +22,9 @@ MEMORY_MB = 256
 
 
 def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) -> None:
-    """Adds a custom resource that changes with the cluster and its instances, and is updated before them.
+    """Adds a custom resource that fails a deploy before it changes a stopped database.
 
+    The resource changes whenever the cluster or its instances change, and is updated before them.
     CloudFormation modifies a cluster for any change, even of a tag. RDS refuses to modify a stopped cluster,
     and refuses the rollback, too. Without the guard, the stack would stay in UPDATE_ROLLBACK_FAILED.
     """
@@ -63,9 +64,9 @@ def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) ->
 def _guarded(
     cluster: rds.DatabaseCluster,
 ) -> list[rds.CfnDBCluster | rds.CfnDBInstance | rds.CfnDBClusterParameterGroup]:
-    """Returns the guarded resources.
+    """Returns the resources of the cluster that must not change while it is stopped.
 
-    They include the parameter group: CloudFormation waits hours for a cluster that uses a changed one.
+    The parameter group is one of them: CloudFormation waits for hours if a stopped cluster's group changes.
     """
     assert cluster.node.scope is not None  # noqa: S101
     parameters = cluster.node.scope.node.find_child("Parameters")
@@ -78,7 +79,7 @@ def _guarded(
 
 @jsii.implements(cdk.IStringProducer)
 class _Digest:
-    """A digest of the cluster in the template, and of the tags that the stack passes on."""
+    """A digest of the guarded resources in the template, and of the stack's tags."""
 
     def __init__(self, cluster: rds.DatabaseCluster) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""An RDS Proxy in front of a cluster, which uses IAM tokens and stores no passwords."""
+"""An RDS Proxy in front of a cluster. It uses IAM tokens and stores no passwords."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ PORT = 5432
 
 
 def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[str]:
-    """Returns the ARNs of users for `rds-db:connect`; `resource_id` is of the cluster or the proxy."""
+    """Returns the ARNs of database users for the IAM action `rds-db:connect`.
+
+    `resource_id` is the resource id of the cluster or of the proxy to which the users connect.
+    """
     return [
         stack.format_arn(
             service="rds-db",
@@ -32,9 +35,10 @@ def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[
 
 
 class DatabaseProxy(Construct):
-    """A proxy with the security group of the cluster, so that it can be added and removed.
+    """An RDS Proxy.
 
-    `resource_id` is for `user_arns`.
+    It has the security group of the cluster, so that clients need no change when it comes or goes.
+    `resource_id` is its identifier for `user_arns`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Spark on EMR on EC2: everything that a cluster needs, without the cluster.
+"""Spark on EMR on EC2: all resources that a cluster needs, but not the cluster itself.
 
-The submitting lambda creates clusters, as CloudFormation could not recreate one that ended when idle.
+The submitting lambda creates clusters. CloudFormation could not create a cluster again after it ended idle.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ SPARK_PROPERTIES = {
     "spark.shuffle.service.enabled": "false",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
-"""Properties that encrypt exchanged and spilled data with secrets that YARN makes for each run."""
+"""Properties that encrypt the data that executors exchange and spill. YARN makes the secrets for each run."""
 
 
 class EmrEc2(Construct):
-    """The resources of clusters. Runs have the permissions of `role`, and connect from `security_groups`."""
+    """The resources of EMR clusters on EC2.
+
+    Runs have the permissions of `role`, and connect from `security_groups`.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class EmrEc2(Construct):
         )
 
     def allow_submit(self, function: Function) -> None:
-        """Allows finding clusters and steps, creating a cluster, and ending a duplicate cluster."""
+        """Allows a lambda to find and create clusters and steps, and to end duplicates."""
         function.allow(["elasticmapreduce:ListClusters"], ["*"])
         function.allow(
             ["elasticmapreduce:RunJobFlow"],
@@ -147,7 +150,10 @@ class EmrEc2(Construct):
         return self._stack.format_arn(service="elasticmapreduce", resource="cluster", resource_name="*")
 
     def _allow_cluster(self, function: Function, *actions: str) -> None:
-        """Ids of clusters are not known before there are any: those of this instance, by their tag."""
+        """Allows a lambda these actions on the clusters of this instance.
+
+        IAM recognises the clusters by the instance's tag, because their ids are not known before they exist.
+        """
         function.allow(
             [f"elasticmapreduce:{action}" for action in actions],
             [self._clusters],
@@ -159,7 +165,7 @@ class EmrEc2(Construct):
         return closed_group(self, name, placement.vpc, f"{self._stack.stack_name}: EMR {name}")
 
     def _connect(self) -> None:
-        """Adds the rules that EMR would otherwise add itself, and the way to S3."""
+        """Adds the rules of the security groups that EMR would otherwise add itself, and the rule for S3."""
         for one in self.security_groups:
             let_out_to_s3(one)
             for other in self.security_groups:
@@ -194,7 +200,7 @@ class EmrEc2(Construct):
     def _request(
         self, compaction: EmrStepsCompaction | EmrTransientCompaction, placement: Placement, log_uri: str
     ) -> dict[str, Any]:
-        """Returns the request RunJobFlow without Name and Steps."""
+        """Returns the request RunJobFlow for a cluster, without its fields Name and Steps."""
         steps = isinstance(compaction, EmrStepsCompaction)
         tags = {INSTANCE_TAG: self._instance_id, **self._stack.tags.tag_values()}
         request: dict[str, Any] = {
@@ -234,7 +240,10 @@ class EmrEc2(Construct):
 
 
 def _fleets(instance_types: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yields the fleets: one primary instance, and core instances that scaling adds. Types weigh the same."""
+    """Yields the fleets of a cluster: one primary instance, and core instances that scaling adds.
+
+    All instance types have the same weight.
+    """
     kinds = [{"InstanceType": one, "WeightedCapacity": 1} for one in instance_types]
     for kind in ("MASTER", "CORE"):
         yield {"InstanceFleetType": kind, "TargetOnDemandCapacity": 1, "InstanceTypeConfigs": kinds}

@@ -1,4 +1,4 @@
-"""The release of EMR that the archive is built for."""
+"""The release of EMR for which the archive is built."""
 
 RELEASE = "emr-spark-8.0.0"
-"""The release with Spark 4.0.2 and Python 3.11."""
+"""The release of EMR. It contains Spark 4.0.2 and Python 3.11."""

@@ -1,4 +1,4 @@
-"""Spark on EMR Serverless: an application that starts when it gets a run, and stops when it idles."""
+"""Spark on EMR Serverless: an application that starts with a run, and stops when it is idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ DISK_GB_PER_VCPU = 20
 
 
 class EmrServerless(Construct):
-    """An application whose runs have the permissions of `role` and connect from `security_group`."""
+    """An application of EMR Serverless.
+
+    Its runs have the permissions of `role` and connect from `security_group`.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class EmrServerless(Construct):
         )
 
     def allow_submit(self, function: Function) -> None:
-        """Allows the function to start runs, with this role only."""
+        """Allows a lambda to start runs that have this construct's role."""
         function.allow(["emr-serverless:StartJobRun"], [self.application_arn])
         function.allow(
             ["iam:PassRole"],

@@ -1,7 +1,8 @@
-"""The service role of EMR on EC2: the managed policy AmazonEMRServicePolicy_v2, less what is not used here.
+"""The service role of EMR on EC2.
 
-That policy restricts resources by a tag of its own. Here they are restricted by exact ARN where there is one,
-else by the instance's tag, which the cluster has and EMR puts on everything that it creates.
+It has the managed policy AmazonEMRServicePolicy_v2 without the unused parts. The managed policy restricts
+resources by a tag of its own. This role restricts them by exact ARN if they have one, else by the instance's
+tag. Clusters have that tag, and EMR puts it on everything that it creates.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ MADE = ("instance", "launch-template", "network-interface", "volume")
 
 
 class EmrServiceRole(Construct):
-    """A role with which EMR creates and ends the machines of this instance's clusters only."""
+    """A role with which EMR creates and ends machines, but only for clusters of this instance."""
 
     def __init__(
         self,

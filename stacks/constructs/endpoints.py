@@ -25,7 +25,7 @@ CHANNELS = [
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 ]
-"""The actions of the agent of Session Manager."""
+"""The IAM actions that the agent of Session Manager needs for its channels."""
 
 Services = Mapping[str, tuple[ec2.IInterfaceVpcEndpointService, Sequence[str]]]
 """The AWS services and their allowed actions, by purpose; without actions, all are allowed."""
@@ -48,7 +48,7 @@ SESSION_SERVICES: Services = {
     "Manager": (ec2.InterfaceVpcEndpointAwsService.SSM, ["ssm:UpdateInstanceInformation"]),
     "Messages": (ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES, CHANNELS),
 }
-"""The services that a host of Session Manager needs; agents since 3.3.40 do not need ec2messages."""
+"""The services that a host for Session Manager needs. Agents since version 3.3.40 do not need ec2messages."""
 
 
 def emr_services(region: str) -> Services:
@@ -60,7 +60,10 @@ def emr_services(region: str) -> Services:
 
 
 class Endpoints(Construct):
-    """Endpoints in one subnet each, as they cost per zone. Other subnets reach them by private names."""
+    """Interface endpoints in only one subnet each, because they cost money in each zone.
+
+    Machines in other subnets reach the endpoints by private DNS names.
+    """
 
     def __init__(
         self,

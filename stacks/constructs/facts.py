@@ -1,6 +1,7 @@
-"""Values that one stack passes to another in an SSM parameter, which each deploy reads again.
+"""Values that one stack passes to another through an SSM parameter, which each deploy reads again.
 
-An export cannot change or be removed while another stack uses it, so that removing a queue would fail.
+CloudFormation's exports are no alternative. An export cannot change or be removed while another stack uses
+it, so for example no queue could be removed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ SCOPE = "Facts"
 
 
 def fact(owner: InstanceStack, reader: cdk.Stack, name: str, value: str) -> str:
-    """Returns the value of `owner` as `reader` refers to it. The name is unique among the owner's.
+    """Passes a value of the stack `owner` to the stack `reader`. Returns the reference to use in `reader`.
 
-    Raises ValueError when another value of the owner has the name.
+    Raises `ValueError` if another value of `owner` already has this name.
     """
     parameter_name = f"{PREFIX}/{owner.settings.id}/{owner.name}/{name}"
     found = owner.node.try_find_child(SCOPE)

@@ -1,4 +1,4 @@
-"""A lambda with a role, a log group and, within the VPC, a security group of its own."""
+"""A lambda with its own role, log group and, within the VPC, security group."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ INTERFACE_ACTIONS = [
 
 @dataclass(frozen=True)
 class Placement:
-    """A VPC with subnets in it."""
+    """A VPC, and the subnets in it to use."""
 
     vpc: ec2.IVpc
     subnets: Sequence[ec2.ISubnet]
 
 
 class Function(Construct):
-    """A lambda that may only log, trace, and do what `allow` adds. `handler` is in the given package."""
+    """A lambda that may only write logs and traces, and do what `allow` adds.
+
+    `code` is its package, and `handler` the name of the function in the package.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class Function(Construct):
     def allow(
         self, actions: Sequence[str], resources: Sequence[str], conditions: Mapping[str, Any] | None = None
     ) -> None:
-        """Allows exact actions on exact ARNs."""
+        """Allows the lambda exact actions on exact ARNs, under the given IAM conditions."""
         self.role.add_to_policy(
             iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=conditions)
         )

@@ -10,9 +10,9 @@ from stacks.instance_stack import KEPT, InstanceStack
 
 
 def key_of(scope: Construct, holds: str, arn: str | None) -> kms.IKey:
-    """Returns an existing key, or a new one that is kept as long as its data.
+    """Returns the existing key `arn`, or a new key that is kept as long as its data.
 
-    With AWS Backup, it is always kept: backups outlive the stack, and need the key for a restore.
+    With AWS Backup, the key is always kept, because backups outlive the stack and need the key for a restore.
     """
     if arn is not None:
         return kms.Key.from_key_arn(scope, "Key", arn)

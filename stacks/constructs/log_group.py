@@ -29,7 +29,8 @@ def log_group(
 ) -> logs.LogGroup:
     """Creates a log group that keeps entries for `days`.
 
-    When its stack is deleted, it is kept or deleted like the instance's data, or as `removal_policy` says.
+    When its stack is deleted, the log group is kept or deleted like the instance's data, unless
+    `removal_policy` is given.
     """
     stack = cdk.Stack.of(scope)
     assert isinstance(stack, InstanceStack)  # noqa: S101

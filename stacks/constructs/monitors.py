@@ -17,21 +17,25 @@ from dormouse.settings.section import LOSS_NEAR_SHARE
 
 ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
-"""The number of errors in an hour that raises no alarm: Lambda retries a failed call twice."""
+"""The largest number of errors in an hour without an alarm. Lambda retries a failed call twice."""
 
 SCHEDULED_MINUTES_MIN = 20
-"""The shortest period, in minutes, in which the failures of a schedule count once."""
+"""The shortest period, in minutes, of the alarm for failures of a scheduled lambda."""
 
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
-"""About one a minute. Fewer deadlocks do no harm, since transactions are retried."""
+"""The largest number of deadlocks in a second without an alarm: about one a minute.
+
+Fewer deadlocks do no harm, since transactions are retried.
+"""
 
 QUERY_ERRORS_MAX = 5
-"""The number of errors in five minutes that raises no alarm. More errors, twice in a row, raise one."""
+"""The largest number of errors in five minutes without an alarm. More errors, twice in a row, raise the
+alarm."""
 
 QUERY_PERCENT_MAX = 90
-"""The percentage of CPU or memory above which scaling should have added tasks."""
+"""The largest percentage of CPU or memory without an alarm. Scaling should have added tasks before."""
 
 BYTES_GB = 10**9
 Severity = Literal["Critical", "Warning"]
@@ -46,9 +50,10 @@ _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
 
 
 class Monitors:
-    """The graphs of a dashboard and their alarms. Missing data raises no alarm: a paused instance sends none.
+    """The graphs of a dashboard and their alarms.
 
-    `warn` is the action of alarms that can wait; by default it is that of urgent alarms.
+    Missing data raises no alarm, because a paused instance sends none. `warn` is the action of alarms of
+    severity `Warning`. By default, it is the action of urgent alarms.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Monitors:
         what: str,
         oldest_seconds_max: int | None = None,
     ) -> None:
-        """Adds a queue, with an alarm for dead letters. `what` is the advice for them in the alarm's text.
+        """Adds a queue, with an alarm for dead letters. The alarm's text contains the advice `what`.
 
         With `oldest_seconds_max`, also adds an alarm for the age of the oldest message.
         """
@@ -92,7 +97,10 @@ class Monitors:
             self._oldest(name, queue, oldest_seconds_max)
 
     def loss(self, name: str, queue: sqs.IQueue, retention_days: int) -> None:
-        """Adds an alarm before SQS deletes messages, which it also does while the instance is paused."""
+        """Adds an alarm for messages that SQS will soon delete because they are too old.
+
+        SQS deletes them even while the instance is paused.
+        """
         what = f"{name}: SQS deletes messages after {retention_days} days, and some are nearly so old"
         self._custom(
             f"{name} loss",
@@ -106,7 +114,10 @@ class Monitors:
         self._function(name, function, ERRORS_HOUR_MAX, self._when(severity, _fails(name), 60))
 
     def scheduled(self, name: str, function: lambda_.IFunction, every_minutes: int) -> None:
-        """Adds a scheduled lambda, with an alarm for failures in two of three calls. None is retried."""
+        """Adds a scheduled lambda, with an alarm for failures in two of three periods.
+
+        No failed call is retried.
+        """
         when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
         self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
 
@@ -133,7 +144,7 @@ class Monitors:
         )
 
     def runs(self, name: str, machine: sfn.IStateMachine) -> None:
-        """Adds a state machine, with alarms for failed runs and for runs that were never reported."""
+        """Adds a state machine, with alarms for failed runs and for runs whose end was never reported."""
         self._facade.monitor_step_function(
             state_machine=machine,
             human_readable_name=name,
@@ -173,7 +184,7 @@ class Monitors:
         )
 
     def capacity(self) -> None:
-        """Adds the capacity of a serverless database, with an alarm above `ACU_PERCENT_MAX`."""
+        """Adds the used capacity of a serverless database, with an alarm above `ACU_PERCENT_MAX` percent."""
         self._custom(
             "Capacity",
             self._of_cluster("ACUUtilization", 5),
@@ -182,7 +193,7 @@ class Monitors:
         )
 
     def commits(self) -> None:
-        """Adds a graph of applied, rejected and delayed commit requests, without an alarm."""
+        """Adds a graph of the numbers of applied, rejected and delayed commit requests, without an alarm."""
         name = "Commit requests"
         names = (lambdas.COMMITS_APPLIED, lambdas.COMMITS_REJECTED, lambdas.COMMITS_LATER)
         metrics = [self._ours(each, "Sum") for each in names]
@@ -202,7 +213,7 @@ class Monitors:
         )
 
     def garbage(self, orphaned_gb_max: float) -> None:
-        """Adds alarms for failing rounds of tables, and for the bytes of orphaned objects."""
+        """Adds alarms for failing rounds of tables, and for the size of unreferenced files."""
         self._custom(
             "Failing rounds",
             self._ours(lambdas.ROUNDS_FAILING, "Maximum"),
@@ -229,7 +240,7 @@ class Monitors:
         )
 
     def payloads(self, backlog_days_max: int) -> None:
-        """Adds an alarm for the number of days of payloads that are due to be offloaded."""
+        """Adds an alarm for the number of past days whose payloads should have been offloaded."""
         self._custom(
             "Payload backlog",
             self._ours(lambdas.PAYLOAD_BACKLOG_DAYS, "Maximum"),
@@ -244,7 +255,7 @@ class Monitors:
         )
 
     def pause(self) -> None:
-        """Adds an alarm for a paused instance that runs longer than starting and stopping takes."""
+        """Adds an alarm for a part of a paused instance that runs longer than starting and stopping takes."""
         self._custom(
             "Running while paused",
             self._ours(lambdas.RUNNING_WHILE_PAUSED, "Maximum"),
@@ -258,7 +269,10 @@ class Monitors:
         )
 
     def query(self, cluster: str, service: str, targets: str) -> None:
-        """Adds the query service. Its alarms use the target group, which remains during a pause."""
+        """Adds the query service.
+
+        Its alarms refer to the target group `targets`, which stays during a pause.
+        """
         above, below = _GREATER, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
         for name, statistic, metric, limit, comparison, what, minutes, times in (
             (
@@ -300,7 +314,7 @@ class Monitors:
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
         """Adds an alarm for the age of the oldest message.
 
-        It is off while the database sends no metrics, since messages wait during a pause.
+        The alarm is off while the database sends no metrics, since messages wait during a pause.
         """
         waiting = cloudwatch.MathExpression(
             expression="IF(FILL(connections, -1) >= 0, age, 0)",
@@ -326,7 +340,7 @@ class Monitors:
         times: int = 1,
         missing: cloudwatch.TreatMissingData = cloudwatch.TreatMissingData.NOT_BREACHING,
     ) -> dict[str, Any]:
-        """Returns the settings of an alarm that needs `times` consecutive periods of `minutes` each."""
+        """Returns the settings of an alarm for `times` consecutive bad periods of `minutes` each."""
         return {
             "alarm_description_override": f"{severity}: {what}",
             "period": cdk.Duration.minutes(minutes),
@@ -344,7 +358,7 @@ class Monitors:
         when: Mapping[str, Any],
         comparison: cloudwatch.ComparisonOperator = _GREATER,
     ) -> None:
-        """Adds a graph of a metric, with an alarm when it is beyond `limit`."""
+        """Adds a graph of a metric, with an alarm for values beyond `limit`."""
         threshold = monitors.CustomThreshold(threshold=limit, comparison_operator=comparison, **when)
         alarmed = monitors.CustomMetricWithAlarm(
             metric=metric, alarm_friendly_name=_alarm_name(name), add_alarm={ALARM: threshold}

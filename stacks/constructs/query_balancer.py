@@ -12,7 +12,7 @@ from stacks.constructs.function import Placement
 
 
 class Balancer(Construct):
-    """A load balancer that serves HTTPS with a certificate, else HTTP, which stays within the VPC.
+    """A load balancer of the query service. It serves HTTPS with a certificate, else HTTP within the VPC.
 
     `logs` is the bucket and prefix of its request logs.
     """
@@ -56,5 +56,5 @@ class Balancer(Construct):
 
 
 def one_in_each_zone(placement: Placement) -> list[ec2.ISubnet]:
-    """Returns one subnet for each zone, as a load balancer accepts no more."""
+    """Returns one subnet for each zone, since a load balancer accepts no more."""
     return list({subnet.availability_zone: subnet for subnet in reversed(placement.subnets)}.values())[::-1]

@@ -1,4 +1,4 @@
-"""The task of the query service, and its permissions: to read, and with job threads to change rows."""
+"""The task of the query service and its permissions. It can read, and with job threads also change rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from stacks.foundation import Foundation
 
 PORT = 8088
 STOP_SECONDS = 120
-"""The most that Fargate gives a task between SIGTERM and SIGKILL; it gets no new requests long before."""
+"""The longest time that Fargate gives a task between SIGTERM and SIGKILL. The task gets no new requests by
+then."""
 
 STOP_SPARE_SECONDS = 10
 WAKING_SECONDS_MAX = 60
-"""The time that a query waits for an auto-paused database to wake."""
+"""The time that a query waits for a self-paused database to wake."""
 
 TOKEN_CHARACTERS = 43
 """The length of a token: 43 of 62 characters make 256 bits."""
 
 USER = "10001:10001"
-"""The user and group of the Dockerfile."""
+"""The user and group that run the service, as in its Dockerfile."""
 
 CPU_ARCHITECTURES = {"arm64": ecs.CpuArchitecture.ARM64, "x86_64": ecs.CpuArchitecture.X86_64}
 _IMAGE = re.compile(
@@ -43,7 +44,7 @@ _IMAGE = re.compile(
 
 
 class QueryTask(Construct):
-    """A task definition with its roles. `token` is the secret that clients need, too."""
+    """A task definition with its roles. `token` is the secret with the token that clients also need."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, foundation: Foundation, query: QuerySettings
@@ -104,7 +105,7 @@ class QueryTask(Construct):
 
     @property
     def job_threads(self) -> int:
-        """The number of jobs that a task runs at once: 0 without row tables."""
+        """The number of jobs that a task runs at once; 0 if the settings have no row tables."""
         rows = self._foundation.settings.rows
         return 0 if rows is None else rows.job_threads
 
@@ -148,7 +149,7 @@ class QueryTask(Construct):
         )
 
     def environment(self) -> Mapping[str, str]:
-        """Returns the environment of `dormouse serve`, without its token."""
+        """Returns the environment variables of `dormouse serve`, without the token."""
         query, database = self._query, self._foundation.database
         limits = {
             "QUERIES_MAX": query.queries_max,

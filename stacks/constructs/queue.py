@@ -1,4 +1,4 @@
-"""A queue with dead letters."""
+"""A queue with a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 DEAD_LETTER_DAYS = 14
-"""The longest retention of SQS. It is counted from when a message was first sent, not from when it died."""
+"""The retention of dead letters, the longest that SQS allows. It begins when a message is first sent."""
 
 RECEIVE_WAIT = cdk.Duration.seconds(20)
 
 
 class Queue(Construct):
-    """A standard queue with a queue for its dead letters, encrypted with keys of SQS, TLS only.
+    """A standard queue with its dead-letter queue. Both are encrypted with keys of SQS, and accept only TLS.
 
-    No other queue may use it for dead letters, which would look like messages that were sent to it. The queue
-    of dead letters is open to other queues: to name this queue as its only source, each of the two would have
-    to exist before the other. So `dormouse dead-letters` checks the source of each dead letter.
+    No other queue may send its dead letters to the main queue, where they would look like ordinary messages.
+    Any queue may send its dead letters to the dead-letter queue. A rule against that would name the main
+    queue, so each of the two would have to exist before the other. So `dormouse dead-letters` checks the
+    source of each dead letter.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from stacks.constructs.wildcards import acknowledge_resources
 
 
 class Replication(Construct):
-    """The replication of objects below a prefix, and of delete markers.
+    """The replication of the objects below a prefix, including delete markers.
 
     Deleted objects stay in the other bucket as earlier versions, until that bucket expires them.
     """

@@ -16,10 +16,10 @@ DIGEST_CHARACTERS = 8
 
 @jsii.implements(cdk.IAspect)
 class RoleNames:
-    """An aspect that names roles.
+    """An aspect of the CDK that gives roles the path and the prefix in the settings.
 
     A name has at most 64 characters: the prefix (20), the instance's id (20), a digest of the role's purpose,
-    and the region (14), as the regions of an account share its roles.
+    and the region (14). The region is needed because all regions of an account share its roles.
     """
 
     def __init__(self, settings: DeploymentSettings) -> None:

@@ -18,8 +18,9 @@ RETRIES_MAX = 2
 class Schedule(Construct):
     """A schedule that is on while the instance should run.
 
-    A call that is not delivered before the next one is due is dropped, since the next call does its work.
-    Failed calls are not retried, and no call is delivered much later than due: a pause could not see it.
+    A call that is not delivered before the next call is due is dropped, since the next call does its work. A
+    failed call is not retried. No call is delivered much later than due, because a pause could not see that
+    it is waiting.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Security groups without traffic, except what rules allow."""
+"""Security groups that allow only the traffic in their rules."""
 
 from __future__ import annotations
 

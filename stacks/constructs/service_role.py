@@ -1,4 +1,4 @@
-"""Roles that a service of AWS assumes, for this account alone."""
+"""Roles that an AWS service assumes, on behalf of this account only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from constructs import Construct
 
 
 def role_of_this_account(scope: Construct, construct_id: str, service: str) -> iam.Role:
-    """Creates a role for a service that may omit the account; if it sends one, it must be this one."""
+    """Creates a role that a service may assume only for this account, or without naming an account.
+
+    Some services do not name the account.
+    """
     ours = {"StringEqualsIfExists": {"aws:SourceAccount": cdk.Stack.of(scope).account}}
     return iam.Role(
         scope, construct_id, assumed_by=iam.ServicePrincipal(f"{service}.amazonaws.com", conditions=ours)
@@ -18,7 +21,7 @@ def role_of_this_account(scope: Construct, construct_id: str, service: str) -> i
 def service_role(
     scope: Construct, construct_id: str, service: str, *, sources: str, description: str | None = None
 ) -> iam.Role:
-    """Creates a role that `service` may assume only for a source ARN that matches `sources`."""
+    """Creates a role that `service` may assume only on behalf of a resource whose ARN matches `sources`."""
     conditions = {
         "StringEquals": {"aws:SourceAccount": cdk.Stack.of(scope).account},
         "ArnLike": {"aws:SourceArn": sources},

@@ -1,6 +1,7 @@
-"""Stacks that sleep: resources that cost money exist while a parameter is true, which a lambda changes.
+"""Stacks that can sleep. Their resources that cost money exist only while the stack's parameter is true.
 
-A new stack of a paused instance sleeps whatever its parameter is, as the desired state is paused.
+A lambda changes the parameter. A new stack of a paused instance sleeps whatever its parameter is, because the
+desired state is paused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ MEMORY_MB = 256
 
 
 def running(stack: InstanceStack) -> cdk.CfnCondition:
-    """Returns the condition that the stack's parameter is true and the instance should run."""
+    """Adds the parameter.
+
+    Returns the condition that the parameter is true and the desired state is to run.
+    """
     parameter = cdk.CfnParameter(
         stack,
         RUNNING_PARAMETER,
@@ -34,7 +38,7 @@ def running(stack: InstanceStack) -> cdk.CfnCondition:
 
 
 def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
-    """Makes all current resources below the scope exist only while the condition is met."""
+    """Makes all resources that are now below the scope exist only while the condition is true."""
     for child in scope.node.find_all():
         if isinstance(child, cdk.CfnResource):
             child.cfn_options.condition = condition
@@ -43,7 +47,7 @@ def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
 def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
     """Creates the lambda that changes the stack's parameter, for callers that may not update stacks.
 
-    It may read the parameters that the stack has so far.
+    The lambda may read the SSM parameters to which the template refers so far.
     """
     made = Function(
         stack,
@@ -71,7 +75,7 @@ def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
 
 
 def _parameter(stack: cdk.Stack, name: str) -> str:
-    """Returns the ARN of a parameter; those of AWS have no account."""
+    """Returns the ARN of an SSM parameter. The ARNs of AWS's own parameters contain no account."""
     account = "" if name.startswith("/aws/") else None
     return stack.format_arn(
         service="ssm", resource="parameter", resource_name=name.removeprefix("/"), account=account

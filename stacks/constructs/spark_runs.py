@@ -1,4 +1,4 @@
-"""A state machine that makes work for Spark, submits it, follows the run, and reports its outcome.
+"""A state machine that creates work for Spark, submits it as a run, follows the run, and reports its outcome.
 
 The events and answers of its lambdas:
 
@@ -28,7 +28,10 @@ from stacks.constructs.service_role import service_role
 
 FOLLOW_SECONDS_MIN = 30
 FOLLOWS_MAX = 2_000
-"""An execution's history has 25,000 events at most, and each look at the run takes 11."""
+"""The largest number of calls of `follow` in an execution.
+
+The history of an execution has at most 25,000 events, and each call takes 11 of them.
+"""
 
 TRIES_MAX = 5
 CREATE_TRIES_MAX = 2
@@ -60,7 +63,7 @@ TRACE_ACTIONS = [
 
 @dataclass(frozen=True)
 class RunFunctions:
-    """The lambdas of a run, apart from the one that makes its work."""
+    """The lambdas of a run, except the lambda that creates its work."""
 
     submit: lambda_.IFunction
     follow: lambda_.IFunction
@@ -69,12 +72,15 @@ class RunFunctions:
 
 
 def follow_seconds(run_minutes_max: int) -> int:
-    """Returns the seconds between two looks at a run, so that the longest run fits an execution's history."""
+    """Returns the seconds between calls of `follow`.
+
+    The longest run must not fill the history of its execution with these calls.
+    """
     return max(FOLLOW_SECONDS_MIN, -(-run_minutes_max * 60 // FOLLOWS_MAX))
 
 
 class SparkRuns(Construct):
-    """A state machine in which each run is one execution, which fails when the run does."""
+    """A state machine. Each of its executions is one run, and fails when the run fails."""
 
     def __init__(
         self,
@@ -109,7 +115,10 @@ class SparkRuns(Construct):
         self.state_machine.node.add_dependency(role)
 
     def _log_name(self) -> str:
-        """Returns the unique name of the log group. Its prefix needs no policy for each log group."""
+        """Returns the unique name of the log group.
+
+        AWS lets state machines write to groups with its prefix, so that no group needs a policy of its own.
+        """
         stack = cdk.Stack.of(self)
         unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
         return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"
@@ -208,7 +217,7 @@ class SparkRuns(Construct):
     def _call(
         self, name: str, function: lambda_.IFunction, event: str | dict[str, Any], result_path: str
     ) -> tasks.LambdaInvoke:
-        """Returns a step that calls a lambda. `event` is a path of the state, or the event itself."""
+        """Returns a step that calls a lambda. `event` is the event, or a path to it in the state."""
         self._called.append(function)
         return tasks.LambdaInvoke(
             self,

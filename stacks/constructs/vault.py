@@ -9,7 +9,7 @@ from stacks.instance_stack import KEPT, InstanceStack
 
 
 def vault(stack: InstanceStack, *, key: kms.IKey, name: str) -> backup.BackupVault:
-    """Creates a vault, which outlives its stack, as only an empty vault can be deleted.
+    """Creates a vault. It outlives its stack, because only an empty vault can be deleted.
 
     Its backups expire, and an empty vault is free. Backups of a protected instance cannot be deleted earlier.
     """

@@ -1,4 +1,4 @@
-"""Acknowledgements of wildcards in policies, in the notation of cdk-nag."""
+"""Acknowledgements of findings of cdk-nag for wildcards in policies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stacks.acknowledge import acknowledge
 
 
 def acknowledge_resources(scope: Construct, arns: Iterable[str], reason: str) -> None:
-    """Acknowledges ARNs that end in `*`; they may contain tokens."""
+    """Acknowledges the findings for ARNs that contain `*`. The ARNs may contain tokens of the CDK."""
     stack = cdk.Stack.of(scope)
     for arn in arns:
         acknowledge(scope, f"AwsSolutions-IAM5[Resource::{_flat(stack.resolve(arn))}]", reason)
 
 
 def _flat(value: Any) -> str:
-    """Returns cdk-nag's text: references in angle brackets, names of imported values bare."""
+    """Returns a resolved ARN as cdk-nag writes it: references in angle brackets, imported names without."""
     match value:
         case str():
             return value

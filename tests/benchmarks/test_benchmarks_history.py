@@ -33,7 +33,7 @@ def subject(databases: object, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_the_built_history_is_consistent(subject: Subject) -> None:
-    """Leaves computed from the epochs' changes equal the active partitions, and cover all keys."""
+    """The leaves computed from the epochs' changes equal the active partitions, and cover all keys."""
     leaves = {leaf.partition_id for leaf in subject.epochs.active_partitions(0)}
     assert len(leaves) == LEAVES
     splits = merges = 0
@@ -103,7 +103,7 @@ def test_growth_compares_the_shortest_history_with_the_longest_that_counts() -> 
 
 
 def test_a_percentile_ignores_a_short_slow_phase() -> None:
-    """One slow phase does not change the percentile; calls that are slow throughout the run do."""
+    """One slow phase does not change the percentile. Calls that are slow throughout the run do change it."""
     assert _usual([1.0] * 800 + [50.0] * 200, 99) == 1
     assert _usual(([1.0] * 19 + [50.0]) * 50, 99) == 50
     assert _usual([2.0], 99) == 2

@@ -83,7 +83,7 @@ def _keys(file: Any) -> tuple[Any, ...]:
 
 
 def _rows(supplier: ConnectionSupplier, table: str, table_id: int) -> list[Any]:
-    """Returns the rows of a table, without the columns that always differ."""
+    """Returns the rows of a table, without the columns whose values always differ."""
     with supplier.connection() as conn:
         alike = "to_jsonb(r) - '{table_id,created_at,added_xid}'::text[]"
         query = f"select {alike} from {table} r where table_id = %s order by 1"

@@ -28,7 +28,7 @@ ONE, TWO, THREE = row(7, 1), row(7, 2), row(7, 3)
 def test_an_answer_is_judged_by_the_acknowledged_and_the_sent_versions(
     answer: list[Row], verdict: str | None
 ) -> None:
-    """Version 2 was acknowledged before the look-up began; 3 was sent before it ended."""
+    """Version 2 was acknowledged before the look-up began. Version 3 was sent before the look-up ended."""
     assert judge(7, answer, version_min=2, version_max=3) == verdict
 
 

@@ -1,4 +1,4 @@
-"""`dormouse changes` and its acknowledgements; `dormouse history` for consumers and retention; over HTTP."""
+"""The commands for changes, acknowledgements, consumers and retention, locally and over HTTP."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_metric_of_the_service_shows_how_far_consumers_are_behind(
 def test_a_dry_run_of_a_truncation_lists_what_would_be_dropped(
     table: Table, cli: Cli, dsn: str, tmp_path: Path
 ) -> None:
-    """Garbage collection later prints the epochs that it forgot."""
+    """Garbage collection prints later which epochs it forgot."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         empty = instance.create_table("u", table.schema)
         empty.history.record_cut()

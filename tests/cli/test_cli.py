@@ -43,7 +43,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process, on an instance of the test's own."""
+    """Returns a function that runs a command line in this process, on an instance of the test's own."""
 
     def run(*args: str, on: tuple[str, ...] | None = None) -> Result:
         where = ("--dsn", dsn, "--objects", f"file://{tmp_path}/objects") if on is None else on
@@ -348,7 +348,7 @@ def test_the_program_starts_without_heavy_libraries() -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_that_a_library_turns_into_another_error_is_still_an_interrupt(tmp_path: Path) -> None:
-    """DuckDB raises RuntimeError("Query interrupted") for an interrupt."""
+    """DuckDB raises RuntimeError("Query interrupted") at an interrupt."""
     (tmp_path / "interrupted.py").write_text(
         "import os, signal, sys, dormouse.embedded.local\n"
         "def opened(*args, **options):\n"
@@ -386,7 +386,7 @@ def test_a_column_has_its_name_in_the_answer(loaded: Cli) -> None:
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_silent(loaded: Cli, dsn: str, tmp_path: Path) -> None:
-    """The reader ends after the first line of many, like `| head`."""
+    """The reader of the output stops after the first of many lines, like `| head`."""
     wide = "select a.carrier from flights a " + " ".join(f"cross join flights f{i}" for i in range(7))
     command = [
         DORMOUSE,

@@ -1,4 +1,4 @@
-"""Failed commands: their output names the remedy, and scripts can use the exit code."""
+"""Commands that fail: their output names the remedy, and scripts can use the exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cli = Callable[..., tuple[int, str, str]]
 def command(
     cli: Cli, instance: dm.Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Cli:
-    """Runs a command line on the instance."""
+    """Returns a function that runs a command line on the instance."""
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", (tmp_path / "objects").as_uri())
     return cli
@@ -153,7 +153,7 @@ def test_explain_refuses_a_format_and_an_unknown_column(command: Cli) -> None:
 
 
 def test_names_in_brackets_are_shown_unchanged(command: Cli, instance: dm.Instance) -> None:
-    """The library that formats output would take brackets as markup, or as an error in it."""
+    """The library that formats output would read the brackets as markup, or as faulty markup."""
     instance.table("t").add_column(dm.Field("[/x]", dm.LONG, nullable=True))
     instance.table("t").set_properties(bloom_filter_columns="[/x]")
     code, out, err = command("table", "describe", "t")

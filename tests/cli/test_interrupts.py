@@ -1,4 +1,4 @@
-"""One signal ends a command: no library can suppress it, and it does not interrupt the cleanup."""
+"""Signals to commands: one signal ends a command, no library suppresses it, and the cleanup still runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[subprocess.Popen[str]]:
-    """Yields a process that has imported the modules of the scripts, and runs each script in a fork."""
+    """Yields a process that has imported the scripts' modules and runs each script in a fork."""
     command = [sys.executable, "-c", PREPARED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -137,6 +137,6 @@ sys.exit(dormouse_command.main())
 def test_a_command_started_with_sigint_ignored_ends_only_at_sigterm(
     run: Run, ignored: bool, loading: str, at_work: str, out: str, code: int
 ) -> None:
-    """`nohup`, cron and a shell's background jobs start commands like this."""
+    """Commands of `nohup`, of cron and of a shell's background jobs start with SIGINT ignored."""
     done = run(COMMAND.format(loading=loading, at_work=at_work), ignored=ignored)
     assert done[:2] == (code, out), done[2]

@@ -155,7 +155,7 @@ def test_the_status_shows_what_runs_and_its_cost(deployed: Deployed, cli: Cli) -
 def test_an_id_needs_no_region_option_if_the_environment_has_a_region(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A folder with the same name takes precedence."""
+    """A folder whose name equals the id takes precedence."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     assert json.loads(cli("status", "-i", "dev", "--json")[1])["summary"] == "running"
     (tmp_path / "dev").mkdir()
@@ -193,7 +193,7 @@ def test_the_cost_of_a_database_follows_its_capacity(deployed: Deployed) -> None
 
 @pytest.mark.slow
 def test_the_cost_of_row_clusters_follows_their_current_capacity(deployed: Deployed) -> None:
-    """The cost is None while one cluster has no metric, and missing if there are no clusters."""
+    """The cost is None while a cluster has no metric, and missing if there are no clusters."""
     assert "clusters of rows" not in dict(status(deployed.find()).usd_hour)
     database = deployed.find().resources.database
     assert database is not None
@@ -237,7 +237,7 @@ def test_the_summary_names_a_wrong_state(deployed: Deployed) -> None:
 
 
 def test_an_instance_without_options_has_a_status_too(deployed: Deployed) -> None:
-    """The small instance has recorded no queues, compaction and buckets."""
+    """The instance's deployment has no queues, compaction and buckets."""
     found = deployed.find()
     recorded = resources.Resources(database=found.resources.database, pause=found.resources.pause)
     small = status(replace(found, resources=recorded))

@@ -1,4 +1,4 @@
-"""The client of a query service: answers and errors are those of the table itself."""
+"""The client of a query service, whose answers and errors are those of the table itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _arrow_schema(table: dm.Table) -> pa.Schema:
 
 
 def same(here: Callable[[], Any], there: Callable[[], Any]) -> Any:
-    """Checks that both give the same schema and rows, or equal errors, and returns the result."""
+    """Checks that both calls give the same schema and rows, or equal errors; returns the result."""
     mine, theirs = outcome(here), outcome(there)
     assert type(mine) is type(theirs)
     if isinstance(mine, pa.Table):
@@ -289,7 +289,7 @@ def test_a_dropped_table_is_an_error(instance: dm.Instance, client: Client) -> N
 
 @pytest.mark.slow
 def test_conditions_use_the_current_types_of_columns(instance: dm.Instance, client: Client) -> None:
-    """A condition on 0.1 matches only if it is written for the current type, FLOAT or DOUBLE."""
+    """A condition on 0.1 matches only if it is written for the column's current type, FLOAT or DOUBLE."""
 
     def made(kind: Any) -> tuple[dm.Table, list[RemoteTable]]:
         table = instance.create_table(
@@ -369,7 +369,7 @@ def test_an_invalid_ca_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_file_raises_an_error_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
-    """The error and the rows before it are the same as without a service, and the answer is not complete."""
+    """The rows and the error are the same as without a service, and the answer does not count as complete."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
         table = instance.create_table("t", MIXED, split_points=[0])
         rows = [row for row in MIXED_ROWS if row["k"] < 0]

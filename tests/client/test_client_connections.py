@@ -1,4 +1,6 @@
-"""The client with services that are busy, missing or no query service, and with truncated answers."""
+"""The client with services that are busy or missing, with servers of other kinds, and with cut-off
+answers.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ WHOLE = pa.concat_tables([ROWS] * 3)
 
 
 class Script:
-    """A service that gives its answers one after another, and then repeats the last."""
+    """A service that gives prepared answers one after another, and then repeats the last."""
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
@@ -83,7 +85,7 @@ class Script:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Client, Callable[[bytes], None]]]:
-    """Yields a client, and a function that sets the answer of its service."""
+    """Yields a client, and a function that sets the answer of the client's service."""
     now = [OK]
     with answering(lambda _: now[0]) as url, connect(url) as client:
         yield client, lambda answer: now.__setitem__(0, answer)
@@ -93,7 +95,7 @@ def shared() -> Iterator[tuple[Client, Callable[[bytes], None]]]:
 @given(data=st.data())
 @pytest.mark.parametrize("whole", [OK, OK_CHUNKED], ids=["until-closed", "chunked"])
 def test_an_answer_truncated_at_any_byte_is_an_error(shared: Any, data: st.DataObject, whole: bytes) -> None:
-    """This includes cuts where the bytes look complete: after a message, or after its -1 and zeros."""
+    """Some cuts leave bytes that look complete: after a message, or after its -1 and zeros."""
     client, answer_with = shared
     head = whole.index(b"\r\n\r\n") + 4
     ends = [at + 8 for at in range(head, len(whole)) if whole.startswith(b"\xff" * 4, at)]
@@ -110,7 +112,7 @@ def test_an_answer_truncated_at_any_byte_is_an_error(shared: Any, data: st.DataO
 
 @pytest.mark.slow
 def test_an_almost_complete_answer_is_an_error(shared: Any) -> None:
-    """Cuts the answer at each byte of the last message and the marker, where it is nearly complete."""
+    """The answer is cut at each byte of the last message and of the end marker."""
     client, answer_with = shared
     for short in range(1, 300):
         answer_with(OK[:-short])
@@ -201,7 +203,7 @@ def test_an_answer_that_is_not_arrow_is_an_error(shared: Any) -> None:
 
 @pytest.mark.slow
 def test_requests_to_a_busy_service_are_retried() -> None:
-    """The client waits for Retry-After, and retries only before the first row."""
+    """The client waits for the time in Retry-After, and retries only before the first row."""
     busy = problem_answer("too-many-queries", 429, Retry_After="1")
     script = Script(busy, problem_answer("connections-exhausted", 503), OK)
     with answering(script) as url, connect(url) as client:
@@ -285,7 +287,7 @@ def test_a_service_that_never_answers_is_an_error() -> None:
 
 
 class Waiting:
-    """A client that waits for an answer, and the connection of the test for that answer."""
+    """A client that waits for an answer, and the test's end of the connection for it."""
 
     def __init__(self, server: socket.socket, client: Client) -> None:
         self._found: list[pa.RecordBatchReader] = []
@@ -327,7 +329,9 @@ def test_the_connection_ends_with_its_reader(end: str) -> None:
 
 
 def test_an_answer_is_streamed() -> None:
-    """The client holds only a few batches in memory; the rest waits in the network or at the service."""
+    """The client holds only a few batches in memory. The other batches wait in the network or at the
+    service.
+    """
     batch = pa.record_batch({"n": pa.array(range(100_000))})
     head, one = stream_parts(batch)
     sent = [0]
@@ -365,7 +369,7 @@ def stream_parts(batch: pa.RecordBatch) -> tuple[bytes, bytes]:
 
 
 def test_the_client_waits_for_an_index_longer_than_a_service_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client repeats the request until its own wait is over."""
+    """The client repeats the request until the client's own waiting time is over."""
     waits: list[float] = []
     naps: list[float] = []
 

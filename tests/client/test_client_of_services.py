@@ -24,9 +24,9 @@ _SCHEMA = OF_K.to_json()
 
 
 class _Service:
-    """A service with one table. A current one (`is_current`) gives its columns another id at each request.
+    """A service with one table. If `is_current`, it gives the columns a new id at each request.
 
-    It refuses every plan, because the id of the columns in the request is always old.
+    Such a service refuses every plan, because the id of the columns in the request is always old.
     """
 
     def __init__(self, is_current: bool) -> None:

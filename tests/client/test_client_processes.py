@@ -1,4 +1,4 @@
-"""The client in programs that fork, or whose garbage collector runs at any point."""
+"""The client in programs that fork, or whose garbage collector runs at an arbitrary point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = pa.table({"n": [1, 2, 3]})
 
 
 def begun() -> bytes:
-    """Returns the beginning of an answer, with one batch and without an end."""
+    """Returns the beginning of an answer: one batch, and no end."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ROWS.schema) as writer:
         writer.write_table(ROWS)
@@ -33,7 +33,7 @@ def begun() -> bytes:
 
 @contextmanager
 def beginning() -> Iterator[tuple[str, list[socket.socket]]]:
-    """Yields the URL of a service that only begins its answers, and the list of its connections."""
+    """Yields the URL of a service that never ends its answers, and the list of its connections."""
     with listening() as (server, url):
         found: list[socket.socket] = []
 
@@ -85,7 +85,7 @@ def test_a_garbage_collected_reader_waits_for_no_lock_of_the_connections(
 
 
 class Port(BaseHTTPRequestHandler):
-    """A handler that answers with its peer's port, and keeps the connection."""
+    """A handler whose answer is the port of its peer. It keeps the connection open."""
 
     protocol_version = "HTTP/1.1"
 

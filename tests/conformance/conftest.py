@@ -1,4 +1,4 @@
-"""Fixtures that run tests for every layout, and those marked `at_each_isolation` at every level."""
+"""Fixtures that run tests on every layout, and tests marked `at_each_isolation` at every isolation level."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
-    """Returns a store for the few tests that write objects, each in a table of its own."""
+    """Returns a store for the few tests that write objects. Each of them uses a table of its own."""
     return open_store(tmp_path_factory.mktemp("objects"))
 
 
 @pytest.fixture(scope="session")
 def free_tables() -> dict[tuple[str, str], list[TableContext]]:
-    """Returns unused tables by layout and isolation level, as making one takes as long as most tests."""
+    """Returns a list of unused tables for each layout and isolation level.
+
+    Making a table takes as long as most tests, so tables without changes are used again.
+    """
     return defaultdict(list)
 
 

@@ -53,7 +53,7 @@ def test_every_field_of_a_reference_is_kept(store: FileReferenceStore) -> None:
 
 
 def test_a_job_id_of_an_added_reference_is_ignored(store: FileReferenceStore) -> None:
-    """Only `assign_job_ids` assigns references."""
+    """Only `assign_job_ids` can assign references to jobs."""
     store.add_files([ref("a", job_id="smuggled")])
     assert live(store) == [("root", "a", 100, None)]
 
@@ -83,7 +83,9 @@ def test_adding_a_file_again_is_refused(store: FileReferenceStore) -> None:
 
 
 def test_adding_a_reference_to_an_existing_file_is_refused(store: FileReferenceStore) -> None:
-    """A file is added once with all its references, even if the new one is on another partition."""
+    """A file is added once, with all its references. A later reference is refused, even one on another
+    partition.
+    """
     store.add_files([ref("a", "L")])
     with pytest.raises(FileAlreadyExists, match="'a'"):
         store.add_files([ref("a", "R")])
@@ -128,7 +130,7 @@ def test_10_000_files_are_added_in_one_call(store: FileReferenceStore) -> None:
 
 @pytest.mark.slow
 def test_a_file_is_added_with_20_000_references(store: FileReferenceStore) -> None:
-    """Covers the many references of a sorted file; a quadratic check of them would take long."""
+    """A sorted file can have so many references. A quadratic check of them would take long."""
     store.add_files_with_references([file("a", *(ref("a", f"p{n}", 1) for n in range(20_000)))])
     assert sum(1 for _ in store.file_references()) == 20_000
 

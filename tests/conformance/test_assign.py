@@ -197,7 +197,7 @@ class TestRelease:
         assert jobs_of(store) == {("root", "a"): "k"}
 
     def test_a_job_that_replaced_some_inputs_releases_the_rest(self, store: FileReferenceStore) -> None:
-        """Covers references that would otherwise stay assigned without limit."""
+        """Some references would otherwise stay assigned for an unlimited time."""
         store.add_files([ref("a"), ref("b"), ref("c")])
         store.assign_job_ids([assign("j", "root", "a", "b", "c")])
         store.replace_file_references([replace("j", ["a", "b"], "e")])

@@ -1,4 +1,4 @@
-"""Tests of batches: each commit is applied or refused as if it came alone, in the order of the batch."""
+"""Tests of batches. Each commit is applied or refused as if it came alone, in the order of the batch."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_an_id_is_free_while_its_commit_is_refused(store: FileReferenceStore, ki
 
 
 def test_empty_commits_are_applied(store: FileReferenceStore) -> None:
-    """Checks also that of all empty commits only an ingest without files is recorded."""
+    """Only one kind of empty commit is recorded: an ingest without files."""
     for kind in KINDS:
         assert store.apply(kind, []) == []
         assert states(store.apply(kind, [Commit([]), Commit([], kind)])) == ["applied", "applied"]
@@ -245,7 +245,9 @@ def test_the_second_of_conflicting_assignments_is_refused(store: FileReferenceSt
 
 
 def test_the_second_of_conflicting_replacements_is_refused(store: FileReferenceStore) -> None:
-    """The second one lost its input; the third may use the output name that the second did not use."""
+    """The second replacement lost its input. The third may use the output name that the second did
+    not use.
+    """
     store.add_files([ref("a"), ref("b"), ref("c")])
     store.assign_job_ids([assign("j", "root", "a", "b", "c")])
     commits = [
@@ -260,7 +262,7 @@ def test_the_second_of_conflicting_replacements_is_refused(store: FileReferenceS
 
 
 def test_a_split_can_use_the_result_of_an_earlier_one_in_the_batch(store: FileReferenceStore) -> None:
-    """Splits two levels in one batch, and repeats the first split."""
+    """The batch divides two levels, and then repeats the first division."""
     store.add_files([ref("a", rows=100)])
     first, second = split(ref("a", rows=100)), split(ref("a", "L", 50), "LL", "LR")
     results = store.apply(
@@ -329,7 +331,7 @@ def test_a_batch_from_several_threads_at_once_is_applied_once(store: FileReferen
 
 
 def test_only_one_of_two_concurrent_commits_gets_a_reference(store: FileReferenceStore) -> None:
-    """Checks that both references of a commit go to the same batch."""
+    """Both references of a commit must come in the same batch."""
     names = [f"f{n:02}" for n in range(20)]
     store.add_files(ref(name) for name in names)
     pairs = list(zip(names[::2], names[1::2], strict=True))

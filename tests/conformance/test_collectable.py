@@ -1,4 +1,4 @@
-"""Tests of files that can be collected, and of deleting their records."""
+"""Tests of files that are ready for collection, and of deleting their records."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_delay_begins_at_the_last_removal(store: FileReferenceStore) -> None
 
 
 def test_the_delay_begins_when_no_reader_can_plan_with_the_file(table: TableContext) -> None:
-    """A removal may commit late, and until then a reader may plan with the file."""
+    """The removal of a reference may commit late. Until then, a reader may plan with the file."""
     store = table.store
     store.add_files([ref("a")])
     store.assign_job_ids([assign("j", "root", "a")])
@@ -170,7 +170,7 @@ def test_files_can_be_deleted_while_the_ready_files_are_read(
 
 
 def test_a_removal_by_any_update_is_seen(store: FileReferenceStore) -> None:
-    """Covers removals by a replacement with an output, without one, in a batch, and by a split."""
+    """The removals are by a replacement with an output, one without, one in a batch, and by a split."""
     store.add_files([ref("a"), ref("b"), ref("c"), ref("d", "M")])
     store.add_files_with_references([file("never")])
     store.assign_job_ids([assign("j", "root", "a"), assign("k", "root", "b")])

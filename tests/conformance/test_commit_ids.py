@@ -1,4 +1,6 @@
-"""Tests of commit ids, recorded in the transaction of the change: a repeated commit is applied once."""
+"""Tests of commit ids, which are recorded in the transaction of the change. A repeated commit changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ PARTS: dict[str, Callable[[FileReferenceStore], bool]] = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_the_refused_items_of_a_batch_are_recorded_with_it(store: FileReferenceStore, name: str) -> None:
-    """Applied requests must not be retried as conflicts, and refused ones not be taken for applied."""
+    """A retry must neither refuse the applied requests as conflicts, nor count the refused ones as
+    applied.
+    """
     with pytest.raises(BatchFailed) as first:
         PARTS[name](store)
     after = live(store)
@@ -99,7 +103,7 @@ def test_the_refused_items_of_a_batch_are_recorded_with_it(store: FileReferenceS
 
 
 def test_the_refused_items_of_a_batch_are_recognized_in_any_order(store: FileReferenceStore) -> None:
-    """The output of an applied replacement must not be taken for refused, and deleted."""
+    """Otherwise a worker would take its applied replacement for refused, and delete the output."""
     good, bad = replace("h", ["held"], "new"), replace("h", ["missing"], "no")
     for requests in ([good, bad], [bad, good], [bad]):
         with pytest.raises(BatchFailed) as caught:

@@ -1,4 +1,4 @@
-"""Tests of racing threads: they see one order or the other, and nothing in between."""
+"""Tests of threads that race: their results are those of one order or the other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ ROUNDS = 8
 
 
 def kinds(outcomes: list[Any]) -> Counter[Any]:
-    """Counts each result; errors count by class, and failures of a batch by the class of the cause."""
+    """Returns how often each result occurs. Errors count by class, and failures of a batch by their cause's
+    class.
+    """
     causes = [o.errors[0] if hasattr(o, "errors") else o for o in outcomes]
     return Counter(type(c) if isinstance(c, Exception) else c for c in causes)
 
@@ -120,7 +122,7 @@ def test_only_one_of_two_concurrent_outputs_gets_a_name(store: FileReferenceStor
 def test_jobs_on_disjoint_partitions_of_the_same_files_all_succeed(
     table: TableContext, isolation: str
 ) -> None:
-    """At read committed, not one retry is needed."""
+    """At read committed, no retry is needed at all."""
     partitions = [f"p{n}" for n in range(12)]
     table.store.add_files(ref(name, p, 10) for name in ("a", "b", "c") for p in partitions)
     table.store.assign_job_ids(assign(f"j-{p}", p, "a", "b", "c") for p in partitions)
@@ -143,7 +145,7 @@ def test_jobs_on_disjoint_partitions_of_the_same_files_all_succeed(
 
 
 def test_only_one_of_a_concurrent_split_and_replacement_succeeds(store: FileReferenceStore) -> None:
-    """The split is outdated: a job took the reference meanwhile."""
+    """The split is outdated if a job took the reference before."""
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name)])
@@ -232,7 +234,7 @@ def test_a_split_and_a_collection_never_lose_a_file(table: TableContext) -> None
 def test_a_file_that_loses_its_last_two_references_at_once_is_collected_once(
     store: FileReferenceStore,
 ) -> None:
-    """Neither transaction sees the other's removal; the collection must see both."""
+    """Neither transaction sees the removal by the other; the collection must see both."""
     for n in range(ROUNDS):
         name = f"f{n}"
         store.add_files([ref(name, "L"), ref(name, "R")])
@@ -289,7 +291,7 @@ def test_clear_leaves_nothing_of_a_concurrent_update(table: TableContext, update
 
 
 def replaced_beside(table: TableContext, requests: list[Any], change: str, *values: Any) -> CommitResult:
-    """Returns the result of a commit that waits for a transaction with this change."""
+    """Returns the result of a commit that first waits for another transaction, which makes this change."""
     results: list[CommitResult] = []
     with transaction(table) as conn:
         conn.execute(change, values)
@@ -336,7 +338,7 @@ def test_a_reference_that_another_job_gets_during_a_replacement_stays(
 
 @pytest.mark.few(2)
 def test_readers_see_one_consistent_state_in_a_storm(table: TableContext) -> None:
-    """Checks that the rows of each file are on the root, on both children or in its output, exactly once."""
+    """The rows of each file must be on the root, on both children or in an output, exactly once."""
     store = table.store
     names = [f"f{n:02}" for n in range(30)]
     store.add_files(ref(name, rows=64) for name in names)

@@ -1,4 +1,4 @@
-"""Tests of markers and counts, which some layouts have and which callers must not see."""
+"""Tests of markers and counts. Some layouts have them, and callers must not see them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def own(table: TableContext, kind: str) -> str:
 
 
 def counted(table: TableContext) -> dict[str, int]:
-    """Returns the number of references of each file, by adding up its counts."""
+    """Returns the number of references of each file, as the sum of its counts."""
     counts = own(table, "file_count")
     rows = query(
         table.supplier,
@@ -69,13 +69,13 @@ def counted(table: TableContext) -> dict[str, int]:
 
 
 def referenced(table: TableContext) -> dict[str, int]:
-    """Returns the number of references of each tracked file, by reading the references."""
+    """Returns the number of references of each tracked file, counted from the references."""
     found = Counter(name for _, name, _, _ in live(table.store))
     return {f.filename: found[f.filename] for f in table.store.all_files(10_000).files}
 
 
 def salted(table: TableContext, buckets: int) -> TableContext:
-    """Returns the same table as a process with another `salt_buckets` sees it."""
+    """Returns the same table as it looks in a process with another `salt_buckets`."""
     properties = table.properties.model_copy(update={"salt_buckets": buckets})
     return changed(table, table=changed(table.table, properties=properties))
 
@@ -167,7 +167,7 @@ def test_collection_does_not_keep_the_removal_log(another_table: Callable[[], Ta
 def test_counts_equal_the_references_after_random_changes(
     another_table: Callable[[], TableContext],
 ) -> None:
-    """Covers processes with different values of `salt_buckets`."""
+    """The processes have different values of `salt_buckets`."""
     table = another_table()
     random = Random(4)
     processes = [salted(table, buckets) for buckets in (1, 3, 128, 32_767)]
@@ -181,7 +181,7 @@ def test_counts_equal_the_references_after_random_changes(
 
 
 def change(store: FileReferenceStore, random: Random, step: int) -> None:
-    """Makes a random change, part of which may be refused."""
+    """Makes a random change, which the store may refuse in part."""
     references = list(store.file_references())
     kind = random.choice(["add", "split", "replace", "replace", "forget"])
     if kind == "add" or not references:
@@ -292,7 +292,9 @@ def test_the_tables_of_each_layout_have_different_names() -> None:
 
 
 def test_jobs_contain_no_markers(another_table: Callable[[], TableContext]) -> None:
-    """Job creation reads only leaves, and a job that is given up releases only its files."""
+    """Jobs are made only from references on leaves, and a job that is given up releases only its own
+    files.
+    """
     table = another_table()
     leaf = table.partitions.root().partition_id
     table.store.add_files([ref(f"f{n}", leaf) for n in range(4)])

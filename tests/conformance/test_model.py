@@ -1,4 +1,4 @@
-"""The store compared with a model of dictionaries, over random valid and invalid updates in batches."""
+"""The store compared with a model of dictionaries, over random batches of valid and invalid updates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ some_bytes = st.none() | st.binary(max_size=3)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A state machine that updates the store and the model alike; `new_table` makes the tables under test."""
+    """A state machine that makes the same updates to the store and to the model.
+
+    `new_table` makes the tables under test.
+    """
 
     new_table: Callable[[], TableContext]
 
@@ -96,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(r.job_id is None for r in self.model.references.values()))
     @rule(data=st.data())
     def compact(self, data: st.DataObject) -> None:
-        """Replaces all unassigned files of a partition by one, as one job."""
+        """Replaces all unassigned files of a partition by one file, in one job."""
         free = [key for key, found in self.model.references.items() if found.job_id is None]
         partition = data.draw(st.sampled_from(sorted({partition for partition, _ in free})))
         inputs = tuple(name for p, name in free if p == partition)
@@ -208,7 +211,10 @@ class StoreMachine(RuleBasedStateMachine):
     def update(
         self, data: st.DataObject, kind: Kind, draw: Callable[[StoreModel], Any], items_min: int = 1
     ) -> None:
-        """Applies one commit with the method of its kind, several with `apply`, or any in a transaction."""
+        """Applies commits in one of three ways.
+
+        One commit uses the method of its kind, several use `apply`, and any number can be in one transaction.
+        """
         drawn = self.model.copy()
         commits: list[Commit] = []
         for _ in range(data.draw(st.sampled_from([1, 1, 2, 3, 4]), label="commits")):
@@ -330,7 +336,7 @@ class StoreMachine(RuleBasedStateMachine):
     def some_keys(
         self, data: st.DataObject, wanted: Sequence[tuple[str, str]]
     ) -> tuple[str, tuple[str, ...]]:
-        """Draws files of one partition: mostly of the wanted ones, sometimes with another."""
+        """Draws a partition and files of it: mostly wanted files, and sometimes another one."""
         partition, name = mostly(data, wanted, EVERYWHERE)
         others = [f for p, f in wanted if p == partition and f != name]
         more = data.draw(st.lists(st.sampled_from(others), max_size=2, unique=True)) if others else []
@@ -340,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def mostly(data: st.DataObject, wanted: Sequence[Any], any_of: Sequence[Any]) -> Any:
-    """Draws one of the wanted items if there are any, and now and then any item."""
+    """Draws one of the wanted items if there are any, and sometimes any item."""
     surely = wanted and data.draw(st.sampled_from([True] * 9 + [False]))
     return data.draw(st.sampled_from(wanted if surely else any_of))
 
@@ -395,5 +401,5 @@ def test_the_store_does_what_the_model_does(
 def test_the_store_does_what_the_model_does_over_many_updates(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
-    """Updates differ in each run; a failure is printed as a program that repeats it."""
+    """The updates differ in each run. A failure is printed as a program that repeats it."""
     compare(new_table, layout, isolation, max_examples=12, stateful_step_count=50)

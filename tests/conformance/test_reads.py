@@ -1,4 +1,4 @@
-"""Tests of reads: each sees one consistent snapshot, and does not hold all of it in memory."""
+"""Tests of reads. Each sees one consistent snapshot, and does not hold all of it in memory."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestReport:
 
 
 class TestStream:
-    """Tests of `file_references`, on a table with many."""
+    """Tests of `file_references`, on a table with many references."""
 
     @pytest.mark.slow
     def test_memory_is_bounded_by_the_page_and_not_by_the_table(
@@ -146,7 +146,9 @@ class TestStream:
     def test_references_are_fetched_a_page_at_a_time(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Looks at the statement on the server, because Python cannot measure the memory of libpq."""
+        """The test examines the statement on the server, because Python cannot measure the memory of
+        libpq.
+        """
         monkeypatch.setattr(store_module, "PAGE_ROWS", 10)
         table.store.add_files(ref(f"file-{n:06}") for n in range(100))
         stream = table.store.file_references()

@@ -18,7 +18,7 @@ from dormouse.errors import (
 )
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from tests.stored import assign, file, jobs_of, live, ref, replace, split, unreferenced
 from tests.support.state import FileReferenceStore
 
@@ -37,7 +37,7 @@ def refused(store: FileReferenceStore, *requests: ReplaceFileReferencesRequest) 
 
 
 def the_error(store: FileReferenceStore, request: ReplaceFileReferencesRequest, kind: type) -> tuple:
-    """Returns the error of a single refused request, and checks that nothing has changed."""
+    """Returns the error of a single refused request, after checking that nothing has changed."""
     before, files = list(store.file_references()), store.all_files(100)
     failure = refused(store, request)
     assert list(store.file_references()) == before
@@ -147,7 +147,7 @@ def test_an_output_that_exists_is_refused(store: FileReferenceStore, output: str
 
 
 def test_inputs_can_be_replaced_by_nothing(store: FileReferenceStore) -> None:
-    """Covers a compaction that leaves no rows."""
+    """A compaction may leave no rows."""
     store.replace_file_references([replace("j", ["a", "b"], None)])
     assert jobs_of(store) == {("root", "c"): None}
     assert unreferenced(store) == ["a", "b"]

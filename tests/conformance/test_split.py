@@ -73,7 +73,7 @@ def test_a_request_can_have_any_number_of_new_references(store: FileReferenceSto
 
 @pytest.fixture
 def divided(another_table: Callable[[], TableContext]) -> TableContext:
-    """Returns a table that was divided at 0, then at -10, with files on the root and on a leaf."""
+    """Returns a table that was divided at 0 and then at -10. It has files on the root and on a leaf."""
     table = another_table()
     table.store.add_files([ref("a"), ref("b")])
     left, right = table.partitions.split("root", 0)
@@ -171,7 +171,7 @@ def test_the_same_request_twice_in_one_call_is_applied_once(store: FileReference
 
 
 def test_one_call_divides_two_levels(store: FileReferenceStore) -> None:
-    """Requests are applied in the order given: the second one takes the reference that the first one made."""
+    """Requests are applied in the order given: the second request divides the result of the first."""
     store.add_files([ref("a")])
     store.split_file_references([split(ref("a")), split(ref("a", "L"), "LL", "LR")])
     assert sorted(store.partition_to_filenames()) == ["LL", "LR", "R"]

@@ -1,4 +1,4 @@
-"""Random (seeded) storms of many threads: no update is lost, and readers see one consistent snapshot."""
+"""Random storms of many threads, repeatable by seed: no update is lost, and each reader sees one snapshot."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.at_each_isolation
 
 DEPTH_MAX = 4
 ROWS = 2**10
-"""The rows of a new file, which divide evenly down to the deepest partition."""
+"""The rows of a new file, a number that can be halved down to the deepest partition."""
 
 
 @pytest.mark.few(2)
 def test_concurrent_jobs_on_disjoint_partitions_of_the_same_files_all_finish(
     table: TableContext, layout: str, isolation: str
 ) -> None:
-    """No job is lost; at read committed, and without shared counts, no job is retried."""
+    """At read committed, and if the layout has no shared counts, no job is even retried."""
     store = table.store
     partitions = [f"p{n:02}" for n in range(24)]
     for wave in range(3):
@@ -206,7 +206,7 @@ def some(dice: random.Random, things: Sequence[Any], count_max: int) -> list[Any
 
 
 def allowing_refusals(update: Callable[[], bool]) -> bool:
-    """Runs an update; returns False when other threads had changed its references before."""
+    """Runs an update; returns False if it was refused because other threads had changed its references."""
     try:
         return update()
     except FileReferenceError:

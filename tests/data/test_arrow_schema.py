@@ -1,4 +1,4 @@
-"""Data converted to fit a schema, and data that is refused."""
+"""Data that is converted to fit a schema, and data that is refused."""
 
 from __future__ import annotations
 

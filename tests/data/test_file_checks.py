@@ -1,4 +1,4 @@
-"""Checks of files: Parquet's statistics compared with the rows, and the order of rows."""
+"""Checks of files: they compare Parquet's statistics with the rows, and test the order of rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 
 
 def wrong(kind: pa.DataType, written: list[Any], there: list[Any], ascending: str = "") -> list[str]:
-    """Returns the differences between the statistics of written values and other values."""
+    """Returns the differences that a check finds between statistics of `written` and the values `there`."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": pa.array(written, kind)}), sink)
     seen = _Columns(pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0), [])
@@ -52,7 +52,7 @@ def test_values_outside_of_statistics_are_reported(kind: pa.DataType, values: li
 
 
 def test_dictionary_encoded_texts_are_compared_with_statistics(tmp_path: Path) -> None:
-    """Unused values of a dictionary are ignored; an index beyond the dictionary is an error."""
+    """Unused values of a dictionary are ignored. An index outside of the dictionary is an error."""
     table = pa.table({"key": [1, 2, 3], "coded": ["b", "c", "b"], "plain": ["x", "y", "z"]})
     pq.write_table(table, tmp_path / "x.parquet", use_dictionary=["coded"])
     with parquet_object(open_store(tmp_path), "x.parquet") as file:

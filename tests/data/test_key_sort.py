@@ -1,4 +1,4 @@
-"""Sorting rows: the order is the same as Arrow's, for keys of any type."""
+"""The sorting of rows, whose order is that of Arrow for keys of any type."""
 
 from __future__ import annotations
 

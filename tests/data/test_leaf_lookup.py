@@ -1,4 +1,4 @@
-"""The leaves of rows: the vectorised look-up compared with the tree's own walk."""
+"""The leaves of rows: the vectorized look-up compared with a walk down the tree."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_other_arrow_types_of_a_key_give_the_same_leaves(form: pa.DataType) -> N
 
 
 def test_repeated_and_distinct_keys_give_the_same_leaves() -> None:
-    """Each repeated key is ranked once; distinct keys are ranked row by row."""
+    """The look-up ranks a repeated key once, and distinct keys row by row."""
     lookup = LeafLookup(_tree([f"k{i:05d}" for i in range(10, 5_000, 10)]))
     numbers = list(range(5_000))
     for repeat in (1, 7):

@@ -1,4 +1,4 @@
-"""The first row of each key, from batches in key order that may be divided at any row."""
+"""The first row of each key, found in batches in key order that may be divided at any row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CUTS = st.lists(st.integers(0, 30), max_size=8)
 
 
 def cut(rows: Mapping[int, bool], cuts: list[int], value: str) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in batches that are cut at the given places."""
+    """Yields the rows in batches, divided at the given positions."""
     keys = sorted(rows)
     whole = pa.record_batch(
         {"k": pa.array(keys, pa.int64()), "v": pa.array([value] * len(keys), pa.string())}

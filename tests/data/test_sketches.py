@@ -1,4 +1,4 @@
-"""Sketches of row keys: their error, their weights, the points where they divide, and corrupt containers."""
+"""Sketches of row keys: their errors and weights, the split points that they give, and corrupt containers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _one(schema: Schema, *columns: list[Any]) -> Quantiles:
 
 
 def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
-    """Returns the largest difference between the ranks of the sketch and of the values, at 99 places."""
+    """Returns the largest difference between the ranks of the sketch and of the values, at 99 quantiles."""
     ordered = np.sort(values)
     places = ordered[(np.linspace(0.01, 0.99, 99) * len(ordered)).astype(int)].tolist()
     return max(
@@ -45,7 +45,9 @@ def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
 
 @pytest.mark.slow
 def test_files_of_different_sizes_are_weighted_by_their_rows() -> None:
-    """A million skewed rows, a thousand and a few: each row counts once, whatever its file's stride."""
+    """The files have a million skewed rows, a thousand, and a few. Each row counts once, whatever the file's
+    stride.
+    """
     random_numbers = np.random.default_rng(7)
     parts = [
         (random_numbers.pareto(1.5, 1_000_000) * 100).astype(np.int64),
@@ -61,9 +63,9 @@ def test_files_of_different_sizes_are_weighted_by_their_rows() -> None:
 
 
 def test_a_later_key_that_repeats_in_step_with_the_sampling_is_sampled_fairly() -> None:
-    """Each key has the same 16 values of the second key, as many as a block has rows.
+    """Each key has the same 16 values of the second key, which is also the number of rows in a block.
 
-    A fixed step would draw only one of these values.
+    Sampling with a fixed step would draw only one of these values.
     """
     keys = np.repeat(np.arange(40_000), 16)
     others = np.tile(np.arange(16), 40_000)

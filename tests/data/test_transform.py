@@ -56,7 +56,7 @@ def test_a_wrong_aggregate_is_refused(aggregate: str, message: str) -> None:
 
 
 def test_a_new_filter_beside_an_aggregate_needs_a_row_key() -> None:
-    """Existing filters of other columns stay readable."""
+    """Filters of other columns that already exist can still be read."""
     Transform.check(SCHEMA, TableProperties(filter="age_off(time, 1)", aggregate=WHOLE))
     merged = TableProperties(filter="age_off(last_seen, 1)", aggregate=WHOLE)
     assert Transform.parse(SCHEMA, merged).age_off == AgeOff("last_seen", 1)

@@ -11,7 +11,7 @@ from dormouse.errors import DormouseError
 def test_a_missing_bucket_is_reported_in_one_line(
     dsn: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses credentials in the environment, as the driver has them."""
+    """The credentials are in the environment, as on a driver."""
     monkeypatch.setattr("dormouse.objects.s3.RETRIES_MAX", 0)
     for name, value in {
         "AWS_ENDPOINT_URL": s3_endpoint,

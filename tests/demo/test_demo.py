@@ -1,4 +1,4 @@
-"""`dormouse demo` in real processes: killed, repeated, interrupted, and two at once."""
+"""The program `dormouse demo` in real processes: killed, repeated, interrupted, and two at once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """Kills one demo, runs another in its folder, and meanwhile tries to start a third there."""
+    """Kills one demo, then runs another in its folder. Meanwhile, tries to start a third there."""
     folder = tmp_path_factory.mktemp("demo") / "lake"
     killed = start(folder)
     wait_for(killed, (folder / "objects" / "data").exists)
@@ -185,7 +185,7 @@ def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
     rows: str | None,
     kind: tuple[signal.Signals, int, str],
 ) -> None:
-    """Interrupts the start of PostgreSQL, an ingest, and the start of Spark."""
+    """The interrupts come at the start of PostgreSQL, in an ingest, and at the start of Spark."""
     process = start(tmp_path / "lake", *(("--rows", rows) if rows else ()))
     wait_for(process, lambda: moment(tmp_path / "lake", psutil.Process(process.pid)))
     children = psutil.Process(process.pid).children(recursive=True)
@@ -202,7 +202,7 @@ def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
 
 
 def difference(ours: list[list[int]], theirs: list[int]) -> str | None:
-    """Returns the difference that the demo's check reports between batches and DuckDB's rows."""
+    """Returns the difference that the demo's check finds between batches and DuckDB's rows."""
     schema = pa.schema([("a", pa.int64())])
     batches = [pa.record_batch({"a": part}, schema=schema) for part in ours]
     with duckdb.connect() as db:

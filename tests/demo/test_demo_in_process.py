@@ -1,4 +1,4 @@
-"""`dormouse demo` in this process, with the Spark of other tests; and the generation of lineitem."""
+"""The program `dormouse demo` in this process, with the Spark of other tests; and generated lineitem rows."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_demo_runs_with_lineitem_in_the_users_own_database(
     dsn: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Uses --rows, --json, --remove and DORMOUSE_DSN together."""
+    """The test uses --rows, --json, --remove and DORMOUSE_DSN together."""
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     code, out, err = cli("demo", "--folder", str(tmp_path / "la'ke"), "--rows", "5000", "--json", "--remove")
     assert (code, err) == (0, "")
@@ -122,7 +122,9 @@ def test_the_demo_runs_with_lineitem_in_the_users_own_database(
 def test_rows_generated_part_by_part_match_rows_generated_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several parts are generated if there are more rows than one part may have. The last part is cut."""
+    """Several parts are generated if there are more rows than one part may have. The last part is
+    truncated.
+    """
     calls: list[int | None] = []
     generate = datasets._generate
 

@@ -1,6 +1,7 @@
 """The command `python -m tests.deploy_local`.
 
-It prints each step. When a step fails, it prints the reason in one line and exits with status 1.
+The command prints each step. If a step fails, the command prints the reason in one line and exits with status
+1.
 """
 
 from __future__ import annotations

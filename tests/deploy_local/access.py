@@ -1,4 +1,4 @@
-"""Checks of the way to the database from outside of its VPC, with the rights of a reader."""
+"""Checks of the access to the database from outside of its VPC, with the rights of a reader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hosts(cloud: Cloud) -> list[Any]:
 
 
 def reach(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str, str]) -> str:
-    """Reads tables through the session that `dormouse access` describes."""
+    """Reads tables through the session that `dormouse access` describes; returns the result in words."""
     session = open_session(cloud, reader, operator)
     with _forwarded(cloud) as address:
         names = _tables(cloud, reader, address)
@@ -58,7 +58,7 @@ def open_session(cloud: Cloud, reader: Mapping[str, str], operator: Mapping[str,
 
 
 def wrong_resources(cloud: Cloud) -> str:
-    """Compares the resources parameter of the stack for access with the host that runs.
+    """Compares the resources parameter of the stack for access with the running host.
 
     Returns the difference in words, or an empty string if there is none.
     """
@@ -72,7 +72,7 @@ def wrong_resources(cloud: Cloud) -> str:
 
 
 def _session(command: str) -> dict[str, Any]:
-    """Returns the target, document and parameters that a command of the AWS CLI asks for."""
+    """Returns the target, document and parameters in a command of the AWS CLI."""
     words = shlex.split(command)
     if words[:3] != START:
         raise RunFailed(f"this starts no session: {command}")
@@ -85,7 +85,7 @@ def _session(command: str) -> dict[str, Any]:
 
 
 def _tables(cloud: Cloud, reader: Mapping[str, str], address: str) -> list[str]:
-    """Returns the names of the tables that a reader sees through the forwarded port at `address`."""
+    """Returns the names of the tables that a reader sees through the port that is forwarded at `address`."""
     printed = cloud.dormouse(
         "env", "--instance", "local", "--role", "dormouse_read", "--forwarded", "--json", **reader
     )
@@ -102,7 +102,9 @@ def _tables(cloud: Cloud, reader: Mapping[str, str], address: str) -> list[str]:
 
 @contextmanager
 def _forwarded(cloud: Cloud) -> Iterator[str]:
-    """Yields a loopback address whose port leads to the database, like the plugin of Session Manager."""
+    """Yields a loopback address with a port that leads to the database, as Session Manager's plugin
+    opens it.
+    """
     address = free_address(PORT)
     with socket.create_server((address, PORT)) as listener:
         threading.Thread(target=_serve, args=(listener, cloud.database.host), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The emulated account: AWS, EMR Serverless and Aurora as processes on loopback, and the CDK for them."""
+"""The emulated account: processes for AWS, EMR Serverless and Aurora on loopback, and the CDK for them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SECONDS_MAX = 1_200.0
 """The limit of one command. A deploy takes a minute on two idle cores, and much longer on busy ones."""
 
 WAITS_SCALE = 0.05
-"""The factor by which state machines shorten their waits."""
+"""The factor by which the waits of state machines are multiplied."""
 
 
 class Cloud:
     """The processes that emulate AWS, which run from `start` to `stop`.
 
-    `work` is an empty folder of the run, `logs` a folder for logs.
+    `work` is an empty folder of the run, and `logs` a folder for logs.
     """
 
     def __init__(self, work: Path, logs: Path) -> None:
@@ -42,7 +42,7 @@ class Cloud:
         return f"http://127.0.0.1:{self._ports[name]}"
 
     def start(self) -> None:
-        """Starts all processes. If one fails to start, `stop` ends the others."""
+        """Starts all processes. If one fails to start, `stop` still ends the others."""
         with interruptions_wait():
             self._running.enter_context(self.database)
             emr = Background("emr", self._moto, self._bare_environment, self.logs)
@@ -57,7 +57,7 @@ class Cloud:
         self._running.close()
 
     def keep_service_logs(self) -> None:
-        """Writes the logs of lambdas and state machines into the folder of logs."""
+        """Copies the logs of lambdas and state machines into the folder of logs."""
         client = self.client("logs")
         for group in client.describe_log_groups()["logGroups"]:
             events = client.filter_log_events(logGroupName=group["logGroupName"])["events"]
@@ -66,7 +66,7 @@ class Cloud:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """The environment for deploying: credentials of the account itself, all services on loopback."""
+        """The environment variables for deploying: the account's credentials, services on loopback."""
         return {
             **self._bare_environment,
             "AWS_ENDPOINT_URL": self.url("aws"),
@@ -120,7 +120,7 @@ class Cloud:
 
     @property
     def _bare_environment(self) -> dict[str, str]:
-        """An environment without the user's credentials, profiles and caches."""
+        """The environment variables without the user's credentials, profiles and caches."""
         return {
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.work),
@@ -171,7 +171,7 @@ def _cli() -> Path:
 
 
 def left_behind(work: Path) -> Iterator[str]:
-    """Yields what a run has left behind: its folder, and processes whose arguments or variables name it."""
+    """Yields the remains of a run: its folder, and processes whose arguments or variables name the folder."""
     import psutil
 
     for process in psutil.process_iter(["pid", "cmdline", "environ"]):

@@ -1,4 +1,4 @@
-"""Valid and invalid commit requests sent through the queue to the deployed lambda, and their results."""
+"""Valid and invalid commit requests, sent through the queue to the deployed lambda, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPACTIONS = 250
 
 TABLES = ("flights", "lineitem", "orders", "parts")
 LARGE_FILES = 12_000
-"""The files of one request, which is too large for a message and travels as an object."""
+"""The number of files in one request. It is too large for a message and is stored as an object."""
 
 MALFORMED = ("nonsense", "{}", '{"version": 1, "type": "add_files"}', '["add_files"]')
 UNREADABLE = '{"version": 1, "commit_id": "buried", "type": "nothing"}'
@@ -34,7 +34,7 @@ DRAIN_SECONDS_MAX = 180.0
 
 @dataclass
 class Expected:
-    """The results that the deployed lambda must have for the requests that were sent."""
+    """The results that the requests must have in the deployed lambda."""
 
     applied: list[str] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Expected:
 
 
 def _three(table: str, number: int) -> list[CommitRequest]:
-    """Returns the requests that a compaction of one file sends, in reverse, as the queue is not ordered."""
+    """Returns the requests of a compaction of one file, the last first, because the queue has no order."""
     old, new, job = (f"{table}-{what}-{number}" for what in ("old", "new", "job"))
     return [replacement(table, job, [old], new), assignment(table, job, old), add(table, old)]
 
@@ -68,9 +68,9 @@ def send_good(instance: Instance, expected: Expected) -> int:
 
 
 def send_bad(cloud: Cloud, instance: Instance, resources: CommitResources, expected: Expected) -> int:
-    """Sends requests that must be rejected and messages that no committer can read.
+    """Sends requests that must be rejected, and messages that no committer can read.
 
-    The valid requests must be applied before. Returns the number of messages.
+    The valid requests must have been applied before. Returns the number of messages.
     """
     bad = list(_refused(expected))
     instance.submit(bad)
@@ -95,7 +95,7 @@ def _refused(expected: Expected) -> Iterator[CommitRequest]:
 
 
 def wait_until_applied(cloud: Cloud, instance: Instance, expected: Expected) -> None:
-    """Waits until each request is applied or rejected. The emulator lets visibility timeouts pass at once."""
+    """Waits until each request is applied or rejected. In the emulator, visibility timeouts end at once."""
     ids = [*expected.applied, *expected.rejected]
 
     def missing() -> list[str]:
@@ -158,7 +158,7 @@ def send_again(
 ) -> str:
     """Sends dead letters again with the command, once the files that they lacked have been added.
 
-    Those that can be read are applied. Those that cannot be read are listed with the reason, and stay.
+    Readable ones are applied. Unreadable ones are listed with the reason, and stay.
     """
     sqs, table_id = cloud.client("sqs"), instance.table("parts").files.table.table_id
     request, lacking = add("parts", "from the dead"), add(TABLES[0], "never added")
@@ -191,14 +191,17 @@ def send_again(
 
 
 def wait(cloud: Cloud, look: Callable[[], str]) -> None:
-    """Waits until `look` returns an empty string. Lets visibility timeouts pass before each further look."""
+    """Waits until `look` returns an empty string.
+
+    Before each further call, all visibility timeouts of the emulator end.
+    """
     wait_for(look, lambda: cloud.ask("/time"))
 
 
 def wait_for(look: Callable[[], str], meanwhile: Callable[[], object] = int) -> None:
     """Waits until `look` returns an empty string; raises RunFailed after DRAIN_SECONDS_MAX.
 
-    Only the sleeps count towards the limit, so that a busy machine looks as often as an idle one.
+    Only sleeps count towards the limit, so that there are as many looks on a busy machine as on an idle one.
     """
     for _ in range(round(DRAIN_SECONDS_MAX / POLL_SECONDS)):
         if not (left := look()):

@@ -1,9 +1,9 @@
 """The stand-in for Aurora: the embedded PostgreSQL behind TLS, with the logins of RDS.
 
-- A member of `rds_iam` logs in with a token. The emulator checks its signature and the caller's right to
-  `rds-db:connect`.
-- The master user, which is no superuser, logs in with its password until it creates members of `rds_iam`.
-  That makes it a member itself.
+- A member of `rds_iam` logs in with a token. The emulator checks the token's signature and the caller's right
+  to `rds-db:connect`.
+- The master user is no superuser. It logs in with its password until it makes roles members of `rds_iam`,
+  which makes it a member itself.
 - While the cluster is stopped, all logins are refused.
 """
 
@@ -47,7 +47,9 @@ select from role where oid = 'rds_iam'::regrole
 
 
 class Database:
-    """The server of the cluster, a context manager. `control` is the URL of the emulator's control port."""
+    """The server of the cluster, as a context manager. `control` is the URL of the emulator's control
+    port.
+    """
 
     def __init__(self, folder: Path, control: str) -> None:
         folder.mkdir()
@@ -69,7 +71,7 @@ class Database:
         return self._front.refusals
 
     def owner_dsn(self, name: str = "dormouse") -> str:
-        """Returns a DSN with which the run reads a database itself, without TLS and tokens."""
+        """Returns a DSN for the run's own reads of a database, without TLS and tokens."""
         return f"{self._server.dsn} dbname={name}"
 
     def __enter__(self) -> Database:
@@ -132,7 +134,7 @@ class _Front(AskingFront):
 
 
 def free_address(port: int) -> str:
-    """Returns a loopback address where the port is free, as the deployment needs this very port."""
+    """Returns a loopback address on which the port is free, because the deployment needs this very port."""
     for _ in range(ADDRESSES_TRIED_MAX):
         address = f"127.{random.randrange(1, 255)}.{random.randrange(256)}.{random.randrange(1, 255)}"
         with socket.socket() as listener, suppress(OSError):

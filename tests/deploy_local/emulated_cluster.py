@@ -1,7 +1,7 @@
-"""The emulator's database cluster, which leads to the run's PostgreSQL and takes time to stop and start.
+"""The emulator's database cluster. It leads to the run's PostgreSQL, and takes time to stop and start.
 
-Its endpoint, its managed secret and its rules for logins are as on AWS. While it is stopped, it refuses
-changes.
+Its endpoint, its managed secret and its rules for logins are those of AWS. While the cluster is stopped, it
+refuses changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRANSITION_SECONDS = 2.0
 
 
 def lead_to_the_database() -> None:
-    """Makes new clusters point to the run's PostgreSQL, with a managed secret for the master user."""
+    """Makes new clusters refer to the run's PostgreSQL, with a managed secret for the master user."""
     handler = dict(HANDLERS["AWS::RDS::DBCluster"])
     create, update, delete = handler["create"], handler["update"], handler["delete"]
 
@@ -80,7 +80,7 @@ def lead_to_the_database() -> None:
 
 
 def _check_available(cluster_id: str) -> None:
-    """Raises ValueError if the cluster is stopped: RDS refuses to modify it then, even its tags."""
+    """Raises ValueError if the cluster is stopped, because RDS then refuses to modify it, even its tags."""
     if (status := rds._clusters[cluster_id]["Status"]) != "available":
         raise ValueError(f"InvalidDBClusterStateFault: the DB cluster {cluster_id} is {status}")
 
@@ -95,7 +95,7 @@ def _attributes(cluster: dict[str, Any]) -> dict[str, str]:
 
 
 def take_time_to_stop_and_start() -> None:
-    """Delays the end of a stop or start by TRANSITION_SECONDS. On AWS it takes minutes."""
+    """Delays the end of a stop or start by TRANSITION_SECONDS. AWS needs minutes."""
     for action, on_the_way in (("StopDBCluster", "stopping"), ("StartDBCluster", "starting")):
         rds._ACTION_MAP[action] = _slowly(rds._ACTION_MAP[action], on_the_way)
 
@@ -153,7 +153,7 @@ def refusal(user: str, token: str) -> str | None:
 
 
 def described() -> dict[str, Any]:
-    """Returns what the run's PostgreSQL needs to know of the cluster; all values are None without one."""
+    """Returns the facts about the cluster that the run's PostgreSQL needs; all are None without a cluster."""
     with request_scope(ACCOUNT, REGION):
         cluster = _cluster() or {}
         names = ("Status", "MasterUsername", "_MasterUserPassword", "DatabaseName")

@@ -2,7 +2,7 @@
 
 - Security groups have the rules that templates give them.
 - Interface endpoints are refused where EC2 refuses them.
-- A host is launched from an image of AWS.
+- A host can be launched only from an image of AWS.
 - A session through the host reaches the database only if rights, endpoints and rules allow it.
 """
 
@@ -33,17 +33,20 @@ AGENT = {
         f"ssmmessages:{verb}{what}Channel" for verb in ("Create", "Open") for what in ("Control", "Data")
     ),
 }
-"""The services that the agent of Session Manager calls, with the actions there."""
+"""The services that the agent of Session Manager calls, each with the actions that it calls there."""
 
 _images: dict[str, str] = {}
 """The architecture of each image, by image id."""
 
 _rules: dict[str, tuple[str, str, dict[str, Any]]] = {}
-"""The rules that are resources of their own, by id: the group, its list that has the rule, and the rule."""
+"""The rules that are resources of their own, by resource id.
+
+A value has the group, the name of the group's list that has the rule, and the rule.
+"""
 
 
 def make_strict() -> None:
-    """Applies the rules of this module to everything that is deployed from now on."""
+    """Makes the emulator apply the rules of this module to everything that is deployed from now on."""
     publish_images()
     for name, permissions in (("Ingress", "IpPermissions"), ("Egress", "IpPermissionsEgress")):
         HANDLERS[f"AWS::EC2::SecurityGroup{name}"] = _rule_handler(permissions)
@@ -55,7 +58,7 @@ def make_strict() -> None:
 
 
 def publish_images() -> dict[str, str]:
-    """Publishes a new image for each architecture, and returns the image ids. Old images stay."""
+    """Publishes a new image for each architecture; returns the image ids. Old images remain."""
     newest = {f"ami-{new_uuid().replace('-', '')[:17]}": name for name in ("arm64", "x86_64")}
     _images.update(newest)
     for image, architecture in newest.items():
@@ -100,7 +103,7 @@ def _rule_handler(permissions: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value without descriptions, as rules that differ only in them count as equal."""
+    """Returns the value without descriptions, because rules with different descriptions count as equal."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items() if key != "Description"}
     return [_plain(one) for one in value] if isinstance(value, list) else value
@@ -133,7 +136,7 @@ def _unless_used(delete: Any) -> Any:
 
 
 def _lets(sources: Iterable[str], targets: Iterable[str], port: int) -> bool:
-    """Returns whether the rules of both sides let hosts of the source groups connect to the targets."""
+    """Returns whether the security groups of both sides allow connections from the sources to the targets."""
     ways = ((sources, "IpPermissionsEgress", targets), (targets, "IpPermissions", sources))
     return all(
         any(
@@ -283,7 +286,7 @@ def _refusals_of_instance(props: dict[str, Any]) -> Iterator[str]:
 
 
 def _profile(name: str) -> Any:
-    """Returns the instance profile of this name or ARN, or None."""
+    """Returns the instance profile with this name or ARN, or None if it does not exist."""
     return iam._instance_profiles.get(name.rpartition("/")[2])
 
 
@@ -299,7 +302,9 @@ def _groups_of(instance: dict[str, Any]) -> list[str]:
 
 
 def session_refusal(access_key: str, target: str, document: str, parameters: dict[str, Any]) -> str | None:
-    """Returns why the owner of the key gets no session that forwards to the database, or None if allowed."""
+    """Returns why a session of the key's owner that forwards to the database is refused; None if it is
+    allowed.
+    """
     with request_scope(ACCOUNT, REGION):
         return next(_refusals_of_session(access_key, target, document, parameters), None)
 
@@ -331,7 +336,9 @@ def _refusals_of_session(
 
 
 def _not_allowed(access_key: str, target: str, document: str) -> Iterator[str]:
-    """Yields the rights that the caller lacks: one on the host and one on the document are needed."""
+    """Yields the rights that the caller lacks. A session needs one right on the host and one on the
+    document.
+    """
     principal = iam_evaluator.resolve_principal(access_key, ACCOUNT)
     if isinstance(principal, iam_evaluator.AuthError):
         yield principal.message
@@ -359,9 +366,9 @@ def _not_allowed(access_key: str, target: str, document: str) -> Iterator[str]:
 
 
 def _silent(host: dict[str, Any], service: str, actions: Iterable[str]) -> Iterator[str]:
-    """Yields why the agent of a host cannot call a service.
+    """Yields the reasons why the agent of a host cannot call a service.
 
-    It needs rights of its role, an endpoint, rules of security groups, and the policy of the endpoint.
+    A call needs rights of the host's role, an endpoint, rules of security groups, and the endpoint's policy.
     """
     profile = _profile(host["IamInstanceProfile"]["Arn"])
     (role,) = profile["Roles"]

@@ -1,7 +1,7 @@
-"""The program that starts the AWS emulator and adds what it lacks; it needs the emulator's environment.
+"""The program that starts the AWS emulator and adds what it lacks. It runs in the emulator's environment.
 
-Resource types whose behaviour the run does not prove get handlers that do nothing. The database cluster
-leads to the run's PostgreSQL. The rest is the emulator's own.
+Resource types whose behaviour the run does not test get handlers that do nothing. The database cluster leads
+to the run's PostgreSQL. Everything else is the emulator's own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEWEST_LABEL = "emr-7.13.0"
 
 SESSION_SECONDS = 3600.0
 RUNTIME_LIBRARIES = ("boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six.py", "urllib3")
-"""The packages that Lambda's Python runtime has beside the standard library."""
+"""The packages that Lambda's Python runtime has in addition to the standard library."""
 
 NOTHING_TO_PROVE = {
     "AWS::ApplicationAutoScaling::ScalableTarget": {},
@@ -43,7 +43,7 @@ NOTHING_TO_PROVE = {
     "AWS::Budgets::Budget": {},
     "AWS::EC2::FlowLog": {"Id": "fl-{id}"},
 }
-"""Resource types that the emulator lacks and the run does not prove, with their attributes."""
+"""Resource types that the emulator lacks and the run does not test, each with its attributes."""
 
 
 def main() -> None:
@@ -83,7 +83,9 @@ def _nothing(attributes: dict[str, str]) -> dict[str, Any]:
 
 
 def _accept_alarms_on_metric_math() -> None:
-    """Accepts alarms on metric math, which the emulator refuses. No alarm is raised in a run."""
+    """Makes the emulator accept alarms on metric math, which it refuses otherwise. No alarm is raised in a
+    run.
+    """
     known, nothing = HANDLERS["AWS::CloudWatch::Alarm"], _nothing({"Arn": "arn:aws:cloudwatch:::alarm:{id}"})
 
     def create(logical_id: str, props: dict[str, Any], stack: str) -> Any:
@@ -128,7 +130,7 @@ def _delete_application(physical_id: str, _props: dict[str, Any]) -> None:
 
 
 def _give_sessions_an_end() -> None:
-    """Gives each lambda's session an expiry time, without which its tokens are refused by the database."""
+    """Gives each lambda's session an expiry time. Without one, the database would refuse its tokens."""
     make = lambda_runtime.execution_credentials
 
     def made(config: dict[str, Any]) -> dict[str, str]:
@@ -142,7 +144,10 @@ def _give_sessions_an_end() -> None:
 
 
 def _name_resources_as_iam_does() -> None:
-    """Names resources in ARNs like IAM: rules of the default bus without it, parameters by their path."""
+    """Names resources in ARNs like IAM.
+
+    Rules of the default event bus are named without the bus, and parameters by their path.
+    """
     extract = iam_actions.extract_resource_arn
 
     def extracted(service: str, method: str, path: str, headers: Any, body: bytes, *given: Any) -> str:
@@ -155,7 +160,7 @@ def _name_resources_as_iam_does() -> None:
 
 
 def _name_actions_on_mappings() -> None:
-    """Gives requests on one event source mapping their own IAM actions.
+    """Gives requests on one event source mapping the same IAM actions as in AWS.
 
     The emulator has actions only for requests on the list of mappings.
     """
@@ -171,7 +176,7 @@ def _name_actions_on_mappings() -> None:
 
 
 def _receive_whole_batches() -> None:
-    """Receives up to the mapping's batch size of messages at once; the emulator stops at ten."""
+    """Makes the emulator receive up to the mapping's batch size of messages at once, instead of ten."""
 
     def receive(queue_url: str, number: int) -> list[dict[str, Any]]:
         with sqs._queues_lock:
@@ -185,11 +190,11 @@ def _receive_whole_batches() -> None:
 
 
 def _let_visibility_timeouts_pass() -> int:
-    """Makes hidden messages visible now, and returns their number.
+    """Makes hidden messages visible now; returns their number.
 
-    The messages, and the parameters in SSM, become older by the time that was skipped: the pause lambda
-    measures by the age of the desired state for how long nothing was scheduled. While a lambda works, it does
-    nothing and returns 0, because the messages in work must stay hidden.
+    The messages, and the parameters in SSM, become older by the time that was skipped. The pause lambda
+    measures by the age of the desired state for how long nothing was scheduled. While a lambda works, nothing
+    happens and 0 is returned, because the messages that it has must stay hidden.
     """
     count, longest, now = 0, 0.0, time.time()
     if lambda_svc._esm_inflight:
@@ -216,7 +221,7 @@ def _fire_rule(rule: str) -> None:
 
 
 def _run_lambdas_with_their_own_libraries() -> None:
-    """Runs lambdas with the libraries of Lambda's runtime only, so that a package must contain all others."""
+    """Runs lambdas with only the libraries of Lambda's runtime, so that a package must contain all others."""
     libraries = RUN / "lambda-runtime"
     libraries.mkdir()
     installed = Path(boto3.__file__).parents[1]
@@ -250,7 +255,10 @@ def _end_with_the_run() -> None:
 
 
 def _put_event_of_aws(event: dict[str, Any]) -> int:
-    """Puts an event of AWS itself, which callers of the emulator may not put. Returns the refused count."""
+    """Puts an event of AWS itself on the bus, which callers of the emulator may not do.
+
+    Returns the number of refused events.
+    """
     with request_scope(ACCOUNT, REGION):
         _, _, body = eventbridge._put_events({"Entries": [event]}, allow_aws_source=True)
     return int(json.loads(body)["FailedEntryCount"])
@@ -260,7 +268,9 @@ def _put_event_of_aws(event: dict[str, Any]) -> int:
 
 
 class _Control(BaseHTTPRequestHandler):
-    """The control port, beside the emulator's own port, by which the run checks logins and moves time."""
+    """The control port, in addition to the emulator's own port. Through it, the run checks logins and moves
+    time.
+    """
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")

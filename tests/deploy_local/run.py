@@ -1,4 +1,4 @@
-"""The run, step by step. Each step prints its result and how long it took."""
+"""The run, step by step. Each step prints its result and its duration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSTANCE = "local"
 
 
 class Run:
-    """The run, which `all()` executes. However it ends, it leaves nothing but the logs of a failure."""
+    """A run of all steps by `all()`. At its end, even after an error, only the logs of a failure remain."""
 
     def __init__(self, say: Callable[[str], None], *, keep_logs: bool = False) -> None:
         self._say = say
@@ -177,7 +177,7 @@ def _app(cloud: Cloud) -> tuple[str, ...]:
 
 
 def _refused(cloud: Cloud) -> str:
-    """Checks that without built packages `cdk diff` works with placeholders and `cdk deploy` is refused."""
+    """Checks that without built packages `cdk diff` works with placeholders, and `cdk deploy` is refused."""
     built, away = cloud.work / "checkout" / "build", cloud.work / "built"
     built.rename(away)
     cloud.cdk("diff", *_app(cloud))
@@ -201,7 +201,7 @@ def _deploy(cloud: Cloud) -> str:
 
 
 def _diff(cloud: Cloud) -> str:
-    """Checks that a new synthesis differs in no stack from what was deployed."""
+    """Checks that a new synthesis does not differ from the deployed stacks."""
     code, said = cloud.cdk("diff", "--fail", *_app(cloud), accept=(0, 1))
     if code or "Number of stacks with differences: 0" not in said:
         raise RunFailed(f"it is not empty right after the deploy: {sign(said)}")

@@ -1,4 +1,4 @@
-"""Logins that the database must refuse, which prove the checks of TLS and tokens."""
+"""Logins that the database must refuse. They show that TLS and tokens are checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.aws import DeployedInstance
 
 
 def check_refused(cloud: Cloud, deployed: DeployedInstance) -> str:
-    """Tries each login that must be refused. Raises RunFailed with the names of those that succeed."""
+    """Tries each login that must be refused. Raises RunFailed with the names of the logins that succeed."""
     dsn = environment(deployed, "dormouse_run")["DORMOUSE_DSN"]
     trusting = f"{dsn}&sslrootcert={cloud.database.certificates}"
     owners = trusting.replace("dormouse_run@", "dormouse_owner@")

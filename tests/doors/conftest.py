@@ -35,7 +35,7 @@ DELAYS = [None, 0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf"), -3.25
 
 
 def rows_of(first: int, count: int) -> pa.Table:
-    """Returns rows with all odd values that the columns can have."""
+    """Returns rows with all unusual values that the columns can have."""
     rows = [
         {
             "carrier": ("AA", "DL", "UA", 'Ü"x')[n % 4],
@@ -59,7 +59,9 @@ def rows_of(first: int, count: int) -> pa.Table:
 def house(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
-    """The shared instance, with the table `flights`, the keyed table `prices` and the row table `staff`."""
+    """Yields the shared instance, with the table `flights`, the keyed table `prices` and the row table
+    `staff`.
+    """
     folder = tmp_path_factory.mktemp("doors")
     dsn, objects = new_database(template_database), (folder / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
@@ -90,14 +92,14 @@ def house(
 
 @pytest.fixture
 def environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the variables by which the command line and the lambdas find the instance."""
+    """Sets the environment variables by which the command line and the lambdas find the instance."""
     for name, value in DatabaseEnvironment.variables(dsn=house.dsn, objects=house.objects).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: None) -> dict[str, Door]:
-    """All doors that need no Spark, by name."""
+    """Returns all doors that need no Spark, by name."""
     found: list[Door] = [
         Python(house), Remote(house), Http(house), Job(house), CommandLine(house, cli), Lambdas(house),
     ]  # fmt: skip
@@ -108,5 +110,5 @@ def doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: N
 def table_doors(
     house: House, cli: Callable[..., tuple[int, str, str]], environment: None
 ) -> tuple[TablesInPython, TablesByCommand, Lambdas]:
-    """The doors that create, alter and drop tables."""
+    """Returns the doors that create, change and drop tables."""
     return TablesInPython(house), TablesByCommand(house, cli), Lambdas(house)

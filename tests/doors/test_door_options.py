@@ -1,4 +1,4 @@
-"""Options of verbs, each of which every door has whose options are written by hand."""
+"""Options of verbs. A door whose options are written by hand must have all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from tests.support.verbs import VERBS, fields_of
 Options = Iterable[str]
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
-"""Options of the process that runs a verb: callables, and the user, which other doors know."""
+"""The options that belong to the process that runs a verb: callables, and the user, known to doors
+otherwise.
+"""
 PLACES = {"self", "table", "instance", "dsn", "objects"}
 """Options that name the table or its instance."""
 OF_ONE_DOOR = {
@@ -34,7 +36,7 @@ OF_ONE_DOOR = {
     "split_bytes", "metadata", "max_rows_per_batch", "changes_after", "changes_till", "count", "consumer",
     "from_", "region", "profile", "help", "data", "file", "path",
 }  # fmt: skip
-"""Options that only one door has: for prompts, files, output, paging, or creating a table on the way."""
+"""The options that only one door has: for prompts, files, output, paging, or a table created on the way."""
 
 OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
 OF_DATA = dict.fromkeys(("paths", "frame", "type", *TextFormat.model_fields), "data")
@@ -45,7 +47,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
     "delete": {"all": "where"},
     "rows upload": OF_CSV,
 }
-"""Options whose name at a door differs from that in the request, by verb."""
+"""The options that have another name at a door than in the request, by verb."""
 
 PYTHON: dict[str, Callable[..., Any]] = {
     "query": Table.query,
@@ -73,9 +75,9 @@ CLIENT: dict[str, Callable[..., Any]] = {
     "rows upload": RemoteRowTable.upload_csv,
 }
 NOT_COMMANDS = {"plan", "plan_sql", "index rows", "index row columns"}
-"""Verbs without a command: a plan is an option of `query`, and jobs make indexes."""
+"""The verbs without a command: a plan is an option of the command `query`, and jobs make indexes."""
 WRITTEN_OUT = {"rows create", "table create", "table show", "table list"}
-"""Commands that build the request from options of their own, such as one option for each column."""
+"""The commands that build the request from options of their own, such as one option for each column."""
 
 
 def python(method: Callable[..., Any]) -> Options:
@@ -116,7 +118,7 @@ def doors(verb: str) -> Iterator[tuple[str, Options]]:
 
 
 def named(verb: str, options: Options) -> set[str]:
-    """Returns the options by their names in the request, without those that name the table."""
+    """Returns the options by their names in the request, except the options that name the table."""
     names = OTHERWISE.get(verb, {})
     return {names.get(name, name) for name in options if name in names or name not in PLACES} - OF_ONE_DOOR
 

@@ -1,4 +1,4 @@
-"""Payloads stored, read and deleted with the same results through Python, the client, HTTP and commands."""
+"""Payloads, which Python, the client, HTTP and commands store, read and delete with the same results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.every_door import CommandLine, Door, Failed, House, Http, Python, Rem
 Key = tuple[str, str, datetime, str]
 NOON = datetime(2026, 3, 5, 12, tzinfo=UTC)
 GONE = datetime(2001, 1, 1, tzinfo=UTC)
-"""A time of a day whose payloads were dropped."""
+"""A time on a day whose payloads were dropped."""
 
 _numbers = itertools.count(1)
 
 
 class _ByStore(Door):
-    """A door whose methods `PayloadStore` and the client share."""
+    """The methods that a door to `PayloadStore` and a door to the client share."""
 
     payloads: Any
 
@@ -106,7 +106,9 @@ class PayloadsByCommand(CommandLine):
 
 @pytest.fixture
 def payload_doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: None) -> list[Any]:
-    """The doors to payloads. Python is first; the command line is last and handles one payload at a time."""
+    """Returns the doors to payloads. Python is first; the command line is last and does one payload at a
+    time.
+    """
     by_command = PayloadsByCommand(house, cli)
     return [PayloadsInPython(house), PayloadsByClient(house), PayloadsByHttp(house), by_command]
 
@@ -120,7 +122,7 @@ def dropped_day(house: House) -> None:
 
 
 def new_key(kind: str = "request", at: datetime = NOON) -> Key:
-    """Returns an unused key."""
+    """Returns a key that no payload has."""
     return "ac/me ü", f"id {next(_numbers)}", at, kind
 
 

@@ -1,4 +1,4 @@
-"""Reads give the same answer, or the same error, through every door."""
+"""Reads, which give the same answer, or the same error, through every door."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 def label(case: Any) -> str:
-    """Returns the verb as the id of a case; pytest adds numbers to equal ids."""
+    """Returns the verb, which is the id of a test case. pytest appends numbers to equal ids."""
     return str(case) if isinstance(case, str) else ""
 
 

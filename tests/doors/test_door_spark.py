@@ -1,4 +1,4 @@
-"""Reads, writes and errors through Spark, the same as through every door."""
+"""Reads, writes and errors through Spark, which are the same as through every other door."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables created, changed and dropped with the same results by Python, commands and lambdas."""
+"""Tables, which Python, commands and lambdas create, change and drop with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes give the same report, and leave the same rows, through every door."""
+"""Changes, which give the same report and leave the same rows through every door."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ REFUSED: list[tuple[Make, str, dict[str, Any], str]] = [
 
 
 def label(case: Any) -> str:
-    """Returns the verb as the id of a case; pytest adds numbers to equal ids."""
+    """Returns the verb, which is the id of a test case. pytest appends numbers to equal ids."""
     return str(case) if isinstance(case, str) else ""
 
 
@@ -144,7 +144,7 @@ def test_every_door_refuses_the_same_change(
 def test_every_door_waits_for_a_lock_for_the_given_time(
     doors: dict[str, Door], verb: str, how: dict[str, Any]
 ) -> None:
-    """Sets the time, because the default is a minute for a command and hours for a job."""
+    """The test sets the time. The default is a minute for a command, but hours for a job."""
     with_verb = {name: door for name, door in doors.items() if hasattr(door, verb)}
     assert {"Python", "Remote", "CommandLine"} <= with_verb.keys()
     for name, door in with_verb.items():

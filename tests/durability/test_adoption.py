@@ -51,7 +51,9 @@ with dm.connect(sys.argv[1], sys.argv[2]) as instance:
     instance.table("t").compact()
     instance.table("t").collect_garbage()
 """
-"""A process that stops itself after it has checked that it owns the store, and before it deletes."""
+"""The program of a process that stops itself after it has checked that it owns the store, before it
+deletes.
+"""
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def keys(instance: Instance) -> list[int]:
 
 
 def problems_here(instance: Instance) -> list[str]:
-    """Returns the problems that a check finds, without objects of the other timeline."""
+    """Returns the problems that a check finds, except those about objects of the other timeline."""
     found = instance.check(deep=True).problems
     return [str(problem) for problem in found if problem.kind != "object_unknown"]
 
@@ -89,7 +91,7 @@ def data(url: str) -> set[str]:
 
 @contextmanager
 def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields a process of the owner once it has stopped itself, and kills it at the end."""
+    """Yields a process of the store's owner once that process has stopped itself; kills it at the end."""
     with subprocess.Popen([sys.executable, "-c", FROZEN, dsn, url], stderr=subprocess.DEVNULL) as process:
         try:
             _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -101,7 +103,7 @@ def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.slow
 def test_an_adoption_waits_for_a_running_deletion(dsn: str, url: str, copy: str) -> None:
-    """A running deletion could delete files of the adopted database at any time."""
+    """The deletion could otherwise delete files that the adopted database needs."""
     reported: list[str] = []
     with frozen(dsn, url) as process:
         before = data(url)
@@ -168,7 +170,7 @@ def test_a_forced_adoption_does_not_wait_for_a_deletion(dsn: str, url: str, copy
 def test_a_deletion_that_checks_ownership_after_an_adoption_began_deletes_nothing(
     dsn: str, url: str, copy: str
 ) -> None:
-    """The owner announces its deletion before the adoption begins, and checks ownership afterwards."""
+    """The owner announces its deletion before the adoption begins, and checks its ownership afterwards."""
     before = data(url)
     with dm.connect(dsn, url) as former, dm.connect(copy, url) as instance:
         ask: Callable[[], Any] = former._ownership._ask
@@ -226,7 +228,9 @@ def test_announcements_of_dead_processes_are_removed(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_an_adoption_can_be_reverted_by_another_adoption(dsn: str, url: str, copy: str) -> None:
-    """One timeline compacts and collects files that both timelines know and the other still needs."""
+    """One timeline compacts and collects files that both timelines know; the other timeline still
+    needs them.
+    """
     with dm.connect(copy, url) as instance:
         instance.adopt()
         instance.table("t").compact()
@@ -280,7 +284,9 @@ def test_the_hold_of_an_adoption_is_listed_and_can_be_released(
 
 
 def test_an_adoption_ends_all_leases(instance: Instance) -> None:
-    """No process that held a lease works with the adopted database, so no process waits for such a lease."""
+    """No holder of a lease works with the adopted database, so its processes must not wait for these
+    leases.
+    """
     supplier, day = instance._supplier, (datetime.now(UTC) - timedelta(days=1)).date()
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)

@@ -176,7 +176,7 @@ def test_a_backup_of_another_instance_cannot_be_a_base(copy: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_since_last_without_an_earlier_backup_makes_a_full_one(copy: Path, tmp_path: Path) -> None:
-    """Covers backups from cron: at first the place is empty, or it has only backups of other instances."""
+    """This happens when cron starts a backup: the place is empty, or has only backups of other instances."""
     with dm.local(tmp_path / "other") as instance:
         first, second = (instance.backup(tmp_path, since="last") for _ in range(2))
     assert (first.since, second.since) == (None, first.name)
@@ -185,7 +185,7 @@ def test_since_last_without_an_earlier_backup_makes_a_full_one(copy: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
-    """A backup copies a damaged object neither from the object store nor from an earlier backup."""
+    """The damaged object is copied neither from the object store nor from an earlier backup."""
     dm.restore(tmp_path, tmp_path / "lake")
     [path, *_] = sorted((tmp_path / "lake/objects/data").rglob("*.parquet"))
     sound = path.read_bytes()
@@ -263,7 +263,9 @@ def test_a_hold_keeps_existing_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backup_while_everything_runs(tmp_path: Path) -> None:
-    """Ingests, compactions, collection and drops run; earlier acknowledged changes are in the backup."""
+    """Ingests, compactions, collection and drops run. A backup has all changes acknowledged before it
+    began.
+    """
     with dm.local(tmp_path / "lake", committer=True) as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         acknowledged: list[int] = []
@@ -334,7 +336,9 @@ else:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["backup", "restore"])
 def test_a_killed_backup_or_restore_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: str) -> None:
-    """The process gets SIGKILL before every second object that it writes."""
+    """The test repeats the work many times. Each time, SIGKILL comes before another of the objects to be
+    written.
+    """
     place = tmp_path / "backups" if verb == "backup" else lake / "backups"
     for step in range(0, 1_000, 2):
         arguments = [lake / "lake", place, str(step)]
@@ -366,7 +370,9 @@ def test_a_killed_backup_or_restore_leaves_all_or_nothing(lake: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path) -> None:
-    """The restored database has the files of the same cluster, so transaction ids stay valid."""
+    """The restored database has copies of the same cluster's files, so the recorded transaction ids stay
+    valid.
+    """
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         table.ingest(pa.table({"key": [1, 2]}))

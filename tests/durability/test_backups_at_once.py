@@ -1,4 +1,4 @@
-"""Suspended and concurrent backups: each is complete or absent, and harms no other backup."""
+"""Suspended and simultaneous backups: each is complete or absent, and harms no other backup."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def test_a_slow_backup_is_not_treated_as_abandoned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ending_a_hold_keeps_another_hold_with_the_same_name(tmp_path: Path) -> None:
-    """Two backups that begin in the same second have two holds; the end of one leaves the other's hold."""
+    """Two backups that begin in the same second have holds of the same name. Ending one hold keeps
+    the other.
+    """
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         for number in range(2):
@@ -117,7 +119,9 @@ def test_ending_a_hold_keeps_another_hold_with_the_same_name(tmp_path: Path) -> 
 def test_commit_requests_in_a_backup_are_applied_after_its_restore(
     tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request adds a caller's file; the original instance applies it while the backup is taken."""
+    """The request adds a caller's file. The original instance applies the request while the backup is
+    taken.
+    """
     if large:
         of_ten = property(lambda queue: 200, lambda queue, given: None)
         monkeypatch.setattr(PostgresQueue, "body_bytes_max", of_ten, raising=False)
@@ -150,7 +154,9 @@ def test_commit_requests_in_a_backup_are_applied_after_its_restore(
 def test_objects_are_copied_in_a_safe_order(
     instance: Instance, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order: bodies of requests, the database, records, files of tables, files of requests."""
+    """The copied objects come in this order: bodies of requests, the database, records, files of tables,
+    files of requests.
+    """
     of_ten = property(lambda queue: 200, lambda queue, given: None)
     monkeypatch.setattr(PostgresQueue, "body_bytes_max", of_ten, raising=False)
     table = instance.create_table("t", SCHEMA, properties=PROMPT)

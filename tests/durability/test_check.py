@@ -144,7 +144,7 @@ def test_a_lost_count_is_found(lake: Instance) -> None:
 
 
 def test_a_lost_job_is_found(lake: Instance) -> None:
-    """The claims of a lost job would keep its files from compaction without limit."""
+    """A lost job's claims would keep its files from compaction for an unlimited time."""
     leaf, store = names_of_leaves(lake)[0], lake.table("t").files
     store.assign_job_ids([assign("job", leaf, store.file_references_in([leaf])[0].filename)])
     assert lake.check().problems == ()
@@ -199,7 +199,7 @@ def test_the_command_reports_problems_and_fails(
 
 
 def errors_of_checks(lake: Instance) -> dict[str, str | None]:
-    """Returns the errors of the rounds that check tables, by their kinds."""
+    """Returns the errors of the rounds in which tables are checked, by the kind of round."""
     rounds = [one for one in lake.rounds() if one.kind.startswith("check ")]
     return {one.kind: one.error for one in rounds if one.kind != "check rest"}
 
@@ -221,7 +221,7 @@ def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, object
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_found_while_everything_runs(dsn: str, tmp_path: Path, layout: str) -> None:
-    """Ingest, compaction, collection, splits and conversions change what is checked all the time."""
+    """Ingests, compactions, collections, splits and conversions change the table during all checks."""
     properties = PROMPT.model_copy(update={"split_threshold_rows": 400, "split_min_rows": 2})
     over = threading.Event()
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:

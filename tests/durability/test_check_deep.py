@@ -46,7 +46,7 @@ def test_a_flipped_bit_is_found(lake: Instance, objects: Path) -> None:
 
 
 def forget_digests(instance: Instance) -> None:
-    """Removes the digests, like those of files written before digests were introduced."""
+    """Removes the recorded digests. Files written before digests were introduced have none."""
     match instance.table("t").layout:
         case "file_table":
             sql(instance, "update {file} set digest = null")
@@ -58,7 +58,7 @@ def forget_digests(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_damage_is_found_without_a_digest_where_reading_shows_it(lake: Instance, objects: Path) -> None:
-    """Bits are flipped only near the end: Arrow ends its process for some damage elsewhere in a footer."""
+    """The flipped bits are near the end of the file. For other damage of a footer, Arrow ends its process."""
     forget_digests(lake)
     assert lake.check(deep=True).problems == ()
     if lake.table("t").layout != "file_table":

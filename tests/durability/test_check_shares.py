@@ -1,4 +1,4 @@
-"""Checks by shares: a problem of a share is reported until it is fixed, whatever the day."""
+"""Checks by shares, where each day checks some tables: a problem is reported every day until it is fixed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.api import Instance
 
 SCHEMA = OF_KEYS
 MONDAY = datetime(2026, 1, 5, 12, tzinfo=UTC)
-"""A Monday, on which share 1 of the tables is checked. Sundays check share 0."""
+"""A Monday, the day on which share 1 of the tables is checked. Share 0 is checked on Sundays."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class Days:
         self._monkeypatch = monkeypatch
 
     def on(self, now: datetime) -> dict[str, str]:
-        """Runs a maintenance cycle on that day; returns the errors of check rounds by kind."""
+        """Runs a maintenance cycle at `now`; returns the errors of the check rounds, by their kind."""
         self.is_on(now)
         text = "update instance_round set ended_at = ended_at - interval '25 hours' returning 1"
         query(self._instance._supplier, text)
@@ -129,7 +129,7 @@ def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Insta
 
 @pytest.mark.slow
 def test_the_single_round_of_older_versions_is_divided_into_shares(instance: Instance, days: Days) -> None:
-    """Each share counts as failed until it is checked if the old single round had failed."""
+    """Each share counts as failed until it is checked, if the old single round had failed."""
     text = "insert into instance_round values ('check', now(), now(), %s, null) returning 1"
     query(instance._supplier, text, "it was so")
     lost, _ = lose_a_file(instance, "t3")

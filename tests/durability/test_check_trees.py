@@ -1,4 +1,6 @@
-"""Checks of partition trees with lost rows, of values of all types, and of the listing that a check makes."""
+"""Checks of damaged partition trees, of values of all types, and of the list of objects that a check
+makes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_damage_to_a_partition_tree_is_found(instance: Instance, damage: str) ->
 
 
 def test_files_with_values_of_all_types_pass_a_deep_check(instance: Instance) -> None:
-    """Statistics that writers leave out, truncate or compare differently are no problem."""
+    """Writers may leave statistics out, shorten them or compare them in another way. None of this is a
+    problem.
+    """
     schema = dm.Schema(
         row_keys=[dm.Field("name", dm.STRING), dm.Field("raw", dm.BYTES), dm.Field("small", dm.INT)],
         values=[

@@ -19,7 +19,7 @@ from dormouse.embedded.server import _binaries
 from dormouse.errors import ConsumerExpired, CutExpired, InstanceError, InstanceReadOnly
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.totals import Totals
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
@@ -34,7 +34,7 @@ from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, Erasure, TableContext, WriteAttempts
 
 FAR = 1_000_000
-"""More transactions than any test has."""
+"""A number of transactions that is larger than that of any test."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def copy(source: str, target: str) -> None:
 def table_in(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, layout: str | None = None
 ) -> TableContext:
-    """Returns the instance's table; creates it first when a layout is given."""
+    """Returns the instance's table; with a layout, creates the table first."""
     objects = open_store(tmp_path / "objects")
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
     if layout is not None:
@@ -77,7 +77,9 @@ def table_in(
 
 
 def fill(table: TableContext) -> None:
-    """Adds files and removals: some are seen, collected and counted before the copy, and some are not."""
+    """Adds files and removes references. Maintenance has examined some of these changes, and not the later
+    ones.
+    """
     left, right = (leaf.partition_id for leaf in table.partitions.leaves())
     store = table.store
     store.add_files([ref("a", left), ref("b", left), ref("seen", left), ref("gone", right)])
@@ -97,7 +99,7 @@ def remove(table: TableContext, name: str, partition_id: str) -> None:
 
 
 def shift(dsn: str, by: int) -> None:
-    """Makes all stored transaction ids larger, as if the cluster had run that many more transactions."""
+    """Increases all stored transaction ids, as if the cluster had run that many more transactions."""
     snapshot = (
         "concat_ws(':', pg_snapshot_xmin({0})::text::int8 + {1}, pg_snapshot_xmax({0})::text::int8 + {1}, '')"
     )
@@ -162,7 +164,7 @@ def test_a_copied_table_works_in_another_cluster(
 
 
 def advance(conn: psycopg.Connection[Any], beyond: str) -> None:
-    """Runs transactions until the cluster has seen more than another one."""
+    """Runs transactions until this cluster has a higher transaction id than `beyond`."""
     with psycopg.connect(beyond) as other:
         goal = other.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchall()[0][0]
     conn.execute(
@@ -211,7 +213,7 @@ def test_an_upgrade_keeps_cuts_and_holds_and_a_copy_does_not(
 
 
 def written(dsn: str) -> Any:
-    """Returns whether all migration rows record their own transaction, and whether all record their table."""
+    """Returns two facts: do all rows of `migration` record their own transaction, and their own table?"""
     query = (
         "select bool_and(written_xid::xid = xmin), bool_and(written_in = tableoid) from dormouse.migration"
     )
@@ -240,7 +242,7 @@ def test_a_read_only_user_of_a_copy_gets_a_clear_error(dsn: str, young_server: s
 def test_a_copy_by_files_needs_no_adjustment(
     dsn: str, server_dsn: str, new_database: Callable[[str], str]
 ) -> None:
-    """A copy by files has the transaction counter that belongs to its ids."""
+    """A copy of the server's files has the transaction counter that belongs to the recorded ids."""
     migrate(dsn)
     same = new_database(str(conninfo_to_dict(dsn)["dbname"]))
     assert written(same) == (True, True)
@@ -339,7 +341,7 @@ def test_consumers_from_before_a_copy_are_refused_and_undone_deletions_stay_know
 
 
 def test_numbers_continue_in_a_copy_without_sequences(instance: Instance, dsn: str) -> None:
-    """Logical replication copies no sequences; loads, cuts and tables must still get new numbers."""
+    """Logical replication copies no sequences. New loads, cuts and tables must still get new numbers."""
     table = keyed(instance)
     for value in (10, 11):
         upsert(table, (1, value))

@@ -1,4 +1,6 @@
-"""Backups of damaged instances: the rest is backed up on demand, and every loss is reported."""
+"""Backups of damaged instances: on request, all undamaged objects are backed up, and every loss is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def test_a_later_backup_of_repaired_files_is_complete(lake: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_an_unreadable_file_is_recorded(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers a disk with a bad sector."""
+    """The unreadable file stands for one on a disk with a bad sector."""
     [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
     own = str(path.relative_to(lake / "objects"))
     real = FolderStore.reader

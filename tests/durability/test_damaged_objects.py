@@ -1,4 +1,4 @@
-"""Damaged and replaced objects: no row of one is returned; the error names file, table and partition."""
+"""Damaged and replaced objects: none of their rows is returned; the error names file, table and partition."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ def test_a_foreign_file_is_named_with_its_table(lake: Lake, read: Reader, foreig
 def test_a_read_that_fails_at_a_flipped_bit_names_the_file(
     dsn: str, supplier: Any, tmp_path: Path, read: Reader
 ) -> None:
-    """An engine's error names no file; Dormouse compares the digest to find the damaged one."""
+    """The error of a query engine names no file. Dormouse compares the files' digests to find the damaged
+    file.
+    """
     lake = Lake(dsn, supplier, tmp_path, OF_K_AND_TEXTS)
     rng = random.Random(1)
     ingest(lake.context, lake.table([{"k": k, "v": str(rng.random())} for k in range(3_000)]))

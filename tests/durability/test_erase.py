@@ -1,4 +1,4 @@
-"""Erasures: erased rows are in no file, moment, object or version; everything else is unchanged."""
+"""Erasures: the erased rows are in no file, moment, object or version; everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_an_earlier_writer_is_named_until_it_ends(instance: Instance, tmp_path: 
 def test_erase_waits_for_writers_after_it_deleted_the_files(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup that begins during this wait needs none of the deleted files."""
+    """A backup that begins while the erasure waits for writers needs none of the deleted files."""
     table, gone = made(instance), list[bool]()
     table.ingest(data(*range(5)))
     monkeypatch.setattr(Erasure, "writers", lambda self: (gone.append(is_erased(tmp_path)), [])[1])
@@ -219,7 +219,7 @@ def test_erase_accepts_a_missing_object_only_of_a_collected_file(instance: Insta
 
 
 def copied(table: Table, folder: Path, name: str) -> None:
-    """Copies a file of the table to another object name."""
+    """Copies a file of the table to an object with another name."""
     source = next(file.filename for file in table.file_page() if "left" not in file.filename)
     target = folder / "objects" / name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -352,7 +352,7 @@ def test_an_open_query_completes_after_an_erasure(instance: Instance) -> None:
 
 
 def test_erase_deletes_every_row_of_a_key_of_a_keyed_table(instance: Instance, tmp_path: Path) -> None:
-    """Covers older rows of a key and deletion marks; erasing by values is refused."""
+    """Older rows of the key and deletion marks are erased too. Erasing by values is refused."""
     table = made(instance, keep="newest_row")
     table.ingest(data(*range(20)))
     table.upsert(data(*range(2, 9), v=1))
@@ -369,7 +369,9 @@ def test_erase_deletes_every_row_of_a_key_of_a_keyed_table(instance: Instance, t
 def test_an_erasure_continues_after_its_deletion_was_retired(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collector retires a deletion as soon as no file has its rows; that is not an undone deletion."""
+    """A collector retires a deletion as soon as no file has its rows. The erasure must not think it was
+    undone.
+    """
     table = made(instance)
     table.ingest(data(*range(10)))
     look = _Erasing._look

@@ -118,7 +118,10 @@ def made(instance: Instance, name: str) -> Table:
 
 
 def check(instance: Instance, table: Table, folder: Path, *, begun: bool) -> None:
-    """Checks that deleted rows are not visible, all others are, and nothing is lost."""
+    """Checks that the deleted rows are not visible, that all other rows are, and that nothing is lost.
+
+    With `begun`, the erasure had begun before its process died.
+    """
     rows = [(row["k"], row["person"]) for row in table.query().read_all().to_pylist()]
     expected = sorted([*((k, k % 5) for k in range(20)), (3, 3), (4, 4)])
     assert rows == [row for row in expected if not begun or row[1] != GONE]

@@ -18,7 +18,9 @@ from tests.support.state import Erasure
 def test_rows_of_a_load_that_ends_during_an_erasure_are_erased(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    """The load counts as before the deletion: no reader shows its rows, but its file has them."""
+    """The load counts as earlier than the deletion: no reader returns its rows, although its file has
+    them.
+    """
     table = keyed(instance)
     upsert(table, (1, 1), (3, 1))
     commit = begun(table, (3, 2), (4, 2))
@@ -47,7 +49,7 @@ def test_rows_of_a_load_that_ends_during_an_erasure_are_erased(
 def test_with_newest_by_an_older_row_is_visible_when_it_comes_after_the_deletion(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row is visible even before the erasure rewrites the file with the erased newer row."""
+    """The file with the erased newer row still exists then, because the erasure has not rewritten it yet."""
     table, rewrite = keyed(instance, newest_by="v"), _Erasing.rewrite
     upsert(table, (1, 1), (3, 5))
     reported: list[dict[str, Any]] = []
@@ -71,7 +73,7 @@ def test_with_newest_by_an_older_row_is_visible_when_it_comes_after_the_deletion
 def test_with_newest_by_an_erasure_leaves_nothing_of_a_key(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, *, compacts: bool
 ) -> None:
-    """No deletion mark is left, even where a compaction round comes before the erasure's own jobs."""
+    """Not even a deletion mark is left, although a compaction may run before the erasure's own jobs."""
     table = keyed(instance, newest_by="v")
     upsert(table, (1, 1), (3, 1))
     upsert(table, (3, 5), (4, 2))

@@ -48,7 +48,10 @@ def instance(dsn: str, bucket: str, s3_options: dict[str, str]) -> Iterator[dm.I
 
 
 def people(s3: Any, bucket: str) -> list[tuple[int, bool]]:
-    """Returns each person in any version of a Parquet file, and whether that is of a deleted object."""
+    """Returns each person in any version of a Parquet file.
+
+    The flag of a pair is True if the version is of a deleted object.
+    """
     found = []
     for one in s3.list_object_versions(Bucket=bucket).get("Versions", ()):
         if one["Key"].endswith(".parquet"):

@@ -1,8 +1,8 @@
-"""A storm of concurrent processes, some of them killed, and the rows that each read may return.
+"""A storm of simultaneous processes, some of them killed, and the rows that each read may return.
 
-The processes ingest, delete, erase, compact, split, merge and collect. All record the begin and the
-acknowledgement of each change by one clock. So each read has rows that it must return and rows that it must
-not, and the files on the disk have rows that they must not contain.
+The processes ingest, delete, erase, compact, split, merge and collect. All record the beginning and the
+acknowledgement of each change, by one clock. From this follows which rows each read must return, which rows
+it must not return, and which rows no file on the disk may have.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG)
 
 @dataclass
 class Change:
-    """A delete or an erasure of a person's rows, its begin and end, and whether it was an erasure."""
+    """The deletion or erasure of a person's rows, with its beginning and end."""
 
     who: int
     began: float
@@ -141,14 +141,17 @@ class Notes:
                     ended.ended, ended.is_erased = note["at"], note["erased"]
 
     def must_have(self, name: str, since: float, till: float) -> bool:
-        """Returns whether every read between `since` and `till` must return the row."""
+        """Returns whether every read that begins at `since` and ends by `till` must return the row."""
         row = self.rows[name]
         return row.ended < since and not any(
             one.began < till and one.ended > row.began for one in self.of[row.who]
         )
 
     def must_not_have(self, name: str, since: float, *, on_disk: bool = False) -> bool:
-        """Returns whether no read that begins at `since` (no file, with `on_disk`) may have the row."""
+        """Returns whether a read that begins at `since` must not return the row.
+
+        With `on_disk`, returns whether no file may have the row at `since`.
+        """
         row = self.rows[name]
         return any(
             row.ended < one.began and one.ended < since and (one.is_erased or not on_disk)
@@ -180,7 +183,7 @@ def check_read(table: Table, way: int, folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Checks that no file on the disk has rows that were erased before the files were listed."""
+    """Checks that files on the disk have no rows that were erased before the files were listed."""
     since, on_disk = time.monotonic(), set()
     for path in _files(folder):
         on_disk |= set(_names_in(path))
@@ -191,7 +194,7 @@ def check_files(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the existing Parquet files, while other processes make and delete folders."""
+    """Returns the Parquet files that exist. Meanwhile, other processes may make and delete folders."""
     walked = os.walk(folder / "objects")
     return [Path(place, name) for place, _, names in walked for name in names if name.endswith(".parquet")]
 

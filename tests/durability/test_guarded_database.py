@@ -1,4 +1,4 @@
-"""The guard of the database: a deployment changes nothing of it while the instance is paused."""
+"""The guard of the database: while the instance is paused, a deployment cannot change its database."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def event(
 def test_a_change_is_refused_while_the_instance_is_paused(
     cloudformation: CloudFormation, aws: Aws, kind: str, state: str | None, reason: str | None
 ) -> None:
-    """No desired state exists before the first deployment has ended."""
+    """Before the first deployment has ended, there is no desired state."""
     aws.state = state
     guard(event(cloudformation, kind), Context())
     answer = cloudformation.answer
@@ -52,7 +52,7 @@ def test_a_change_is_refused_while_the_instance_is_paused(
 
 
 def test_a_rollback_is_allowed_while_paused(cloudformation: CloudFormation, aws: Aws) -> None:
-    """Otherwise the stack would stay in UPDATE_ROLLBACK_FAILED."""
+    """A refused rollback would leave the stack in UPDATE_ROLLBACK_FAILED."""
     aws.state, aws.stack_status = "paused", "UPDATE_ROLLBACK_IN_PROGRESS"
     guard(event(cloudformation, "Update"), Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
@@ -72,7 +72,7 @@ def test_a_database_may_be_restored_from_a_snapshot_while_paused(
 def test_removing_the_snapshot_setting_is_refused(
     cloudformation: CloudFormation, aws: Aws, state: str
 ) -> None:
-    """CloudFormation would create an empty database without the setting; a rollback is allowed."""
+    """CloudFormation would create an empty database without the setting. A rollback is allowed."""
     aws.state = state
     guard(event(cloudformation, "Update", before="arn:old"), Context())
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"

@@ -1,4 +1,4 @@
-"""An instance in another team's database, with only the rights that the documentation grants."""
+"""An instance in a database of another team, with only the rights that the documentation grants."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def closed_database(databases: Databases) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def admin(server_dsn: str, databases: Databases) -> Iterator[psycopg.Connection]:
-    """Yields a connection to a closed database, beside a role that may only log in."""
+    """Yields an administrator's connection to a closed database; the server also has a role that may only log
+    in.
+    """
     with psycopg.connect(server_dsn, autocommit=True) as server:
         server.execute(f"create role {ROLE} login")
         try:

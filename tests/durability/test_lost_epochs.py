@@ -1,4 +1,6 @@
-"""Lost epochs: a server that lost commits reuses epoch numbers, and no process uses the lost epochs."""
+"""Lost epochs: a server that lost commits reuses epoch numbers. No process may use the lost epochs of
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ NewTable = Callable[..., TableContext]
 
 
 def reopened(table: TableContext) -> TableContext:
-    """Returns the same table with a tree cache of its own, as another process has it."""
+    """Returns the same table with its own tree cache, like that of another process."""
     return TableContext(table.dsn, table.supplier, table.objects, table.table, trees=TreeCache())
 
 
 def lose_epochs(table: TableContext) -> None:
-    """Deletes epochs, as when a server is restored in place or a lagging standby takes over."""
+    """Deletes epochs. This stands for a server restored in place, or for a lagging standby that takes
+    over.
+    """
     with table.supplier.connection() as conn, conn.transaction():
         for statement in (
             "delete from partition where table_id = %s and parent_id is not null",

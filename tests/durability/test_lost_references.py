@@ -1,4 +1,4 @@
-"""A lost reference is reported by each check, whatever comes after it, until a user accepts it."""
+"""Lost references: each check reports the loss, whatever happens later, until a user accepts it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lake(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[I
 
 
 def shared_file(lake: Instance) -> str:
-    """Returns the name of the file that both leaves share."""
+    """Returns the name of the file that both leaves refer to."""
     [name] = {
         one.filename
         for one in lake.table("t").files.file_references()
@@ -41,7 +41,7 @@ def shared_file(lake: Instance) -> str:
 
 
 def only_file(lake: Instance) -> str:
-    """Returns the name of a file that has references from only one leaf."""
+    """Returns the name of a file that only one leaf refers to."""
     return min(set(names(lake)) - {shared_file(lake)})
 
 
@@ -83,7 +83,7 @@ WAYS: list[Callable[[Instance], None]] = [
 
 
 def a_day_passes(lake: Instance) -> None:
-    """Moves the last full count back a day, so that everything is counted again."""
+    """Moves the last full count back by a day, so that the next check counts everything again."""
     query(lake._supplier, "update watermark set whole_at = whole_at - interval '25 hours'")
 
 
@@ -159,7 +159,7 @@ def test_the_lost_half_of_a_partition_is_named(lake: Instance) -> None:
 
 @pytest.mark.slow
 def test_collection_deletes_nothing_of_the_table_until_the_difference_is_accepted(lake: Instance) -> None:
-    """The file's rows may be in no other file: compaction removed all its other references."""
+    """The file may be the last one that has its rows, because compaction removed all its other references."""
     table, name = lake.table("t"), shared_file(lake)
     table.collect_garbage()
     lose_one_of_two(lake)
@@ -250,7 +250,7 @@ def test_the_command_accepts(
 
 @pytest.mark.slow
 def test_clearing_a_table_does_not_reset_the_counts_of_others(lake: Instance) -> None:
-    """Otherwise a difference that no check has seen yet would be hidden."""
+    """A reset would hide a difference that no check has seen yet."""
     lake.table("t").status()
     lose_one_of_two(lake)
     other = lake.create_table("other", lake.table("t").schema)
@@ -285,7 +285,9 @@ ADDED = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("added", ["35 days ago", "29 days ago, 00:10"], ids=["before", "clock set back"])
 def test_dropping_days_of_the_removal_log_loses_nothing(lake: Instance, added: str) -> None:
-    """The log does not have removals of long ago, whichever clock dated the references."""
+    """The log drops days of old removals. The file was added before these days, or by a clock that was set
+    back.
+    """
     table, name, leaf = lake.table("t"), shared_file(lake), names_of_leaves(lake)[0]
     query(lake._supplier, "update instance set removals_since = now() - interval '40 days'")
     days, _, hour = added.partition(" days ago")
@@ -322,7 +324,7 @@ def test_a_day_of_the_removal_log_is_kept_until_a_later_full_count(lake: Instanc
 
 
 def test_files_of_callers_may_have_rows_outside_of_partitions(lake: Instance) -> None:
-    """The partitions need to cover all rows only of files that Dormouse wrote."""
+    """Only for files that Dormouse wrote must the partitions cover all rows."""
     (Path(lake._objects.url.removeprefix("file://")) / "mine").mkdir()
     lake._objects.put("mine/a", b"x")
     leaf = names_of_leaves(lake)[0]

@@ -258,7 +258,9 @@ def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) ->
 
 @pytest.fixture
 def lost(tmp_path: Path) -> Path:
-    """Returns a folder with a metadata backup, a file ingested after it, and no database."""
+    """Returns a folder without its database, with a metadata backup and a file that was ingested after the
+    backup.
+    """
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t", files=1)
@@ -298,7 +300,7 @@ def test_a_lost_database_is_restored_from_the_metadata_backup(lost: Path) -> Non
 
 @pytest.mark.slow
 def test_files_of_the_last_metadata_backup_are_kept_after_a_compaction(tmp_path: Path) -> None:
-    """Orphans are not deleted while files are missing: an orphan may be the last copy of their rows."""
+    """While files are missing, no orphan is deleted: an orphan may have the last copy of their rows."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t", files=1)

@@ -1,4 +1,4 @@
-"""Maintenance by one process at a time, even when the session that holds its lock is lost."""
+"""Maintenance, which one process at a time may do, even if the session that has its lock is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCKED = (
 
 
 def end_session(instance: Instance) -> None:
-    """Ends the session that holds the maintenance lock."""
+    """Ends the session that has the maintenance lock."""
     query(instance._supplier, f"select pg_terminate_backend(pid, 5000) {LOCKED}")
 
 

@@ -47,7 +47,7 @@ def instance(instance: Instance) -> Instance:
 
 @pytest.fixture
 def copy(dsn: str, url: str) -> Iterator[str]:
-    """Returns the DSN of a copy of a database with a table `t`."""
+    """Yields the DSN of a copy of a database with a table `t`."""
     with dm.connect(dsn, url) as instance:
         instance.create_table("t", SCHEMA, properties=dm.TableProperties(gc_delay_seconds=0))
         add(instance, 1)
@@ -71,7 +71,7 @@ def keys(instance: Instance) -> list[int]:
 
 
 def put(objects: Path, *names: str, days: float = 0) -> None:
-    """Writes objects of other programs that are `days` days old."""
+    """Writes objects as other programs do, with an age of `days` days."""
     for name in names:
         (objects / name).parent.mkdir(parents=True, exist_ok=True)
         (objects / name).write_bytes(b"strange")
@@ -88,7 +88,7 @@ def files(objects: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_known_objects_are_no_orphans(instance: Instance, objects: Path) -> None:
-    """Covers files, sketches, running attempts, files that wait for collection, and records."""
+    """The known objects are files, sketches, running attempts, files to be collected, and records."""
     for key in (1, 2):
         add(instance, key)
     instance.table("t").set_properties(compaction_strategy="basic", compaction_batch_files=2)
@@ -107,7 +107,7 @@ def test_known_objects_are_no_orphans(instance: Instance, objects: Path) -> None
 
 
 def test_a_page_of_names_is_looked_up_among_many_attempts(instance: Instance) -> None:
-    """A Spark stream leaves one attempt for each batch, for a day."""
+    """A Spark stream makes one attempt for each batch, and these attempts stay for a day."""
     query(
         instance._supplier,
         """insert into write_attempt (table_id, attempt_id, object_prefix, finished_at)
@@ -148,7 +148,7 @@ def test_orphans_are_deleted_when_they_are_old(instance: Instance, objects: Path
 
 @pytest.mark.slow
 def test_a_copy_deletes_no_orphans(dsn: str, url: str, copy: str, objects: Path) -> None:
-    """The owner may know objects that a copy does not know."""
+    """The owner of the store may know objects that a copy of the database does not know."""
     with dm.connect(dsn, url) as owner:
         add(owner, 2)
     before = files(objects)

@@ -1,4 +1,4 @@
-"""Ownership of an object store: copies of the owner, emptied stores, and crashes in between."""
+"""Ownership of an object store: copies of the owner's database, emptied stores, and crashes between steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def keys(instance: Instance) -> list[int]:
 
 
 def names(url: str) -> list[str]:
-    """Returns all object names except short-lived ones: milestones and announcements of deletions."""
+    """Returns all object names except those of short-lived objects: milestones and announced deletions."""
     return sorted(name for name, _ in open_store(url).list("") if not name.startswith(f"{NOW}/"))
 
 
@@ -139,7 +139,10 @@ def test_an_adopted_copy_is_writable_and_the_former_owner_is_not(
 def test_each_deletion_checks_ownership_first(
     dsn: str, url: str, copied: Callable[[], str], ahead: int
 ) -> None:
-    """Deletions check even within the seconds in which writers do not, for any number of the next owner."""
+    """Writers skip the check for some seconds after the last one, but deletions never do.
+
+    The numbers of the copy's incarnations may be `ahead` of those in the store.
+    """
     filled(dsn, url)
     copy = copied()
     with psycopg.connect(copy) as conn:  # as a copy that had a store of its own
@@ -182,7 +185,7 @@ def test_a_committer_ends_when_another_database_is_adopted(
 def test_an_adopted_database_deletes_no_objects_of_another_timeline(
     dsn: str, url: str, copied: Callable[[], str]
 ) -> None:
-    """A writer was active when the copy was made, and committed later."""
+    """A writer was active when the copy was made, and committed afterwards."""
     filled(dsn, url)
     with dm.connect(dsn, url) as instance:
         context = instance.table("t").context
@@ -352,7 +355,7 @@ def test_the_cluster_id_of_aurora_is_read_from_the_endpoint(host: str, cluster: 
 def test_a_clone_that_differs_only_in_its_endpoint_is_a_copy(
     dsn: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers clones that Aurora may make: with the same system identifier, timeline, and database."""
+    """Aurora may make such clones: system identifier, timeline and database are the same."""
     monkeypatch.setattr(incarnations, "cluster_of", lambda host: "prod")
     with dm.connect(dsn, url):
         pass
@@ -366,7 +369,7 @@ def test_a_clone_that_differs_only_in_its_endpoint_is_a_copy(
 
 
 def test_facts_that_a_role_may_not_read_are_left_out(dsn: str, url: str) -> None:
-    """Only the store's incarnation counts for a role that may not call pg_control_system."""
+    """Only the store's incarnation is compared for a role that may not call pg_control_system."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("create role plain nologin")
         try:

@@ -1,7 +1,7 @@
-"""A recorded history, and the database restored to each of its commits beside a store that went on.
+"""A recorded history, and its database restored to each commit, beside a store with all later objects.
 
-Each restored database receives all messages that were ever sent, because SQS may deliver pending messages and
-messages with lost acknowledgements again.
+Each restored database receives all messages that were ever sent. SQS may deliver pending messages again, and
+also messages whose acknowledgement was lost.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ SCHEMA = OF_KEYS
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=12, split_min_rows=2
 )
-"""The delay of collection exceeds the test's duration: restoring a database brings back no objects."""
+"""Properties with the default delay of collection, which is longer than the test.
+
+A file that was collected could not be brought back by restoring the database.
+"""
 
 Rows = dict[str, list[int]]
-"""The keys of each table, by name, in order."""
+"""A mapping from the name of each table to the keys of its rows, in order."""
 
 ACTS = {"ingest": 6, "send": 5, "drain": 3, "compact": 3, "split": 2, "create": 2, "drop": 1, "rename": 1}
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A message, the table that it is for, and its rows."""
+    """A message, with the table to which it is addressed and the rows that it adds."""
 
     body: str
     table_uuid: str
@@ -58,7 +61,7 @@ class Moment:
 
 @dataclass
 class Actor:
-    """A random user of an instance that records which rows should be there."""
+    """A random user of an instance, with a record of the rows that should be there."""
 
     dice: random.Random
     rows: Rows = field(default_factory=dict)
@@ -85,7 +88,7 @@ class Actor:
         self.rows[name] = sorted(self.rows[name] + keys)
 
     def send(self, instance: Instance, name: str) -> None:
-        """Submits a request to add a file that it has written."""
+        """Writes a file, and submits a request to add that file."""
         context, keys = instance.table(name).context, self.keys()
         filename = f"mine/{keys[0]}.parquet"
         facts = write_object(context.objects, SCHEMA, filename, rows_of(context, keys))
@@ -142,9 +145,9 @@ def copies(dsn: str) -> Iterator[list[str]]:
 
 
 def recorded(dsn: str, url: str, copies: list[str], actor: Actor, commits: int) -> list[Moment]:
-    """Records a history of changes, with a copy of the database after each commit.
+    """Makes and records a history of changes; copies the database after each commit.
 
-    The objects of dropped tables are held: otherwise a restored database would lack them.
+    The objects of dropped tables are held, because a restored database still needs them.
     """
     moments = []
     hold = "insert into hold (holder, since, until) values ('history', clock_timestamp(), 'infinity')"
@@ -187,7 +190,7 @@ def test_each_commit_of_a_history_can_be_restored(dsn: str, tmp_path: Path, copi
 
 
 def check(instance: Instance, moment: Moment, actor: Actor) -> None:
-    """Checks that acknowledged changes are kept, and that each message of this timeline is applied once."""
+    """Checks that acknowledged changes are there, and that each message of this timeline is applied once."""
     assert rows(instance) == moment.rows
     expected = {
         name: sorted({*moment.rows[name], *(key for one in of(actor, uuid) for key in one.keys)})

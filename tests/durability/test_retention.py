@@ -1,4 +1,4 @@
-"""Retention: it truncates at the newest cut that keeps its limits, and deletes nothing later."""
+"""Retention: it truncates the history at the newest cut that its limits allow, and deletes nothing later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add(table: Table, *keys: int) -> None:
 
 
 def age(instance: Instance, table: Table, hours: dict[int, float]) -> None:
-    """Moves each cut to the given number of hours ago, and makes the table older."""
+    """Moves each cut to the given number of hours before now, and makes the table older."""
     execute(instance, "update tables set history_since = history_since - interval '100 hours'")
     for cut_id, each in hours.items():
         execute(
@@ -52,7 +52,7 @@ def age(instance: Instance, table: Table, hours: dict[int, float]) -> None:
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    """Returns a table with cuts of all ages; the same number of bytes was ingested after each."""
+    """Returns a table with cuts of all ages. Between two cuts, the same number of bytes was ingested."""
     table = new_table(instance)
     found = []
     for key in range(len(AGES)):
@@ -239,7 +239,10 @@ def test_collection_deletes_only_files_from_before_the_truncation(instance: Inst
 
 
 def collect_all(instance: Instance, table: Table) -> None:
-    """Collects twice, as if gc_delay_seconds had passed, but no retention."""
+    """Runs collection, moves all times back by two seconds, and runs collection again.
+
+    Two seconds are longer than `gc_delay_seconds` here, and shorter than any limit of retention.
+    """
     table.collect_garbage()
     parents = {"file_table": ("file", "unreferenced_at"), "salted_counts": ("file_count", "changed_at")}
     parent, column = parents.get(table.layout, ("file_reference", "last_updated"))
@@ -301,7 +304,9 @@ def test_sizes_between_moments_count_ingested_rows_and_bytes(table: Table) -> No
 
 
 def test_sizes_beyond_the_log_are_refused(instance: Instance, table: Table) -> None:
-    """Only the log has the rows that were ingested and then compacted, so a sum without it is too small."""
+    """Rows that were ingested and then compacted are only in the log. A sum without the log would be too
+    small.
+    """
     first, *_, last = cuts(table.context)
     gone = last.recorded_at + timedelta(hours=1)
     execute(instance, "update tables set log_since = %s, history_since = %s", gone, gone)
@@ -318,7 +323,7 @@ def test_sizes_beyond_the_log_are_refused(instance: Instance, table: Table) -> N
 
 
 def test_a_time_after_a_truncation_is_read_without_commit_timestamps(instance: Instance) -> None:
-    """The truncation dropped the cut, and the server no longer has commit times from before it."""
+    """The truncation dropped the earlier cut, and the server has no commit times from before it."""
     table = new_table(instance, gc_delay_seconds=0)
     add(table, 1)
     cut = record_cut(table.context)

@@ -30,7 +30,7 @@ PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", com
 
 @pytest.fixture(autouse=True)
 def of_the_environment(s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment variables from which AWS's tools take the endpoint."""
+    """Sets the environment variables that give the S3 endpoint to AWS's tools."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint"])
     for name in ("region", "access_key_id", "secret_access_key"):
         monkeypatch.setenv(f"AWS_{name.upper()}", s3_options[name])
@@ -133,7 +133,7 @@ def test_a_folder_is_backed_up_to_s3_and_damage_there_is_reported(bucket: str, t
 
 @pytest.mark.slow
 def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: Path) -> None:
-    """Queries, SQL and compaction name the table, the partition and the file, and say what to do."""
+    """The errors of queries, SQL and compaction name the table, partition and file, and say what to do."""
     with instance_in_s3(tmp_path / "database", bucket) as instance:
         fill(instance)
         table, store = instance.table("t"), open_store(bucket)
@@ -188,7 +188,7 @@ with dm.local(sys.argv[1]) as instance:
 def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL before every third object, in a full backup and in an incremental one."""
+    """SIGKILL comes before every third object, in a full backup and in an incremental one."""
     with dm.local(tmp_path / "lake") as instance:  # the instance stays open, because each start adds a record
         fill(instance)
         before = answers(instance)

@@ -1,4 +1,4 @@
-"""Base backups, which are unpacked only into their own folder, on every release of Python 3.11."""
+"""Base backups, which can be unpacked only into their own folder, on every release of Python 3.11."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from dormouse.errors import BackupDamaged
 
 @pytest.fixture(params=[True, False])
 def has_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers Python before 3.11.4, which has no filters for archives, and later releases."""
+    """Runs a test twice: like Python before 3.11.4, which has no filters for archives, and like later
+    releases.
+    """
     if not request.param:
         monkeypatch.setattr(postgres, "_AS_DATA", {})
 
 
 def archive(path: Path, *members: tuple[str, bytes | None]) -> Path:
-    """Writes an archive with a file for each name and content; None makes a link to a folder outside."""
+    """Writes an archive with a file for each name and content; None instead of content makes a link to
+    outside.
+    """
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)

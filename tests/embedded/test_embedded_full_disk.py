@@ -1,4 +1,4 @@
-"""A server that must start while the disk of its folder is full."""
+"""A server that must start although the disk of its folder is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server for a folder, even if it is invisible or on another host."""
+"""The lease of a folder: the folder has one server, even if it is invisible or on another host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELSEWHERE = ["unshare", "--pid", "--ipc", "--mount", "--uts", "--fork", "--mount
 
 @cache
 def can_unshare() -> bool:
-    """Returns whether this process may make namespaces: root may, outside of most containers."""
+    """Returns whether this process may make namespaces. Root may, outside of most containers."""
     if shutil.which("unshare") is None:
         return False
     return subprocess.run([*ELSEWHERE, "true"], check=False, capture_output=True).returncode == 0
@@ -68,7 +68,7 @@ def test_an_invisible_server_is_left_alone(server_folder: Path, elsewhere: list[
 
 
 def test_a_server_in_a_container_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
-    """Processes in the container have other ids outside of it than those that the server records."""
+    """The server records the process ids of its container. Outside, its processes have other ids."""
     command = [*elsewhere, sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert said(other) == "started"
@@ -139,7 +139,7 @@ def test_an_invisible_server_from_before_leases_is_left_alone(
 
 @pytest.mark.slow
 def test_another_host_s_lease_is_reported_with_its_holder(server_folder: Path) -> None:
-    """The lock looks like one of a network file system; the other server's files are not touched."""
+    """The lock looks like one of a network file system. The files of the other server are not touched."""
     pid_file = server_folder / "postgres" / "postmaster.pid"
     pid_file.write_text(f"1\n{server_folder}\n1\n5432\n/run\n\n1 1\nready\n")
     holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
@@ -156,7 +156,7 @@ def test_another_host_s_lease_is_reported_with_its_holder(server_folder: Path) -
 
 @pytest.mark.slow
 def test_a_process_with_the_id_of_another_host_s_server_is_not_mistaken_for_it(server_folder: Path) -> None:
-    """Covers two containers with a server each, where root may not read a process's working directory."""
+    """There are two containers with a server each. Root may not read a process's working directory."""
     holder = running.Holder("north", "b00t", "pid:[7]", 42, since="2026-11-20T14:00:00+00:00")
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -166,7 +166,7 @@ def test_a_process_with_the_id_of_another_host_s_server_is_not_mistaken_for_it(s
 
 
 def denied(process: psutil.Process) -> str:
-    """Denies access, as to root in a container without CAP_SYS_PTRACE whose servers run as another user."""
+    """Denies access, like a container without CAP_SYS_PTRACE to root if servers run as another user."""
     raise psutil.AccessDenied(process.pid)
 
 
@@ -174,7 +174,7 @@ def denied(process: psutil.Process) -> str:
 def test_a_stale_process_id_of_another_folder_s_server_is_ignored(
     server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers a crashed container, whose processes get the same ids each time that it starts."""
+    """After a crash, a container's processes get the same ids each time that the container starts."""
     monkeypatch.setattr(psutil.Process, "cwd", denied)
     other = tmp_path / "other"
     with EmbeddedPostgres(other) as server:

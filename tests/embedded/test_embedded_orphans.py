@@ -1,4 +1,4 @@
-"""Backends that outlive their postmaster: they do not block the folder, and a live server is never ended."""
+"""Backends that outlive their postmaster. They do not block the folder, and no live server is ended."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dormouse.errors import InstanceLocked
 from tests.support.embedded import EmbeddedPostgres
 
 SOON_SECONDS = 20
-"""Far less than the time limit of a test, and more than a recovery takes on a busy machine."""
+"""A limit that is longer than a recovery on a busy machine, and far shorter than that of a test."""
 
 
 @pytest.fixture
 def orphan(server_folder: Path) -> Iterator[psutil.Process]:
-    """Yields a suspended backend of a server whose postmaster and user were killed, as after a hung disk."""
+    """Yields a suspended backend. The postmaster and user of its server were killed, as after a hung disk."""
     with other_process(server_folder) as other:
         assert said(other) == "started"
         with psycopg.connect(Server(server_folder).dsn()) as session:
@@ -60,7 +60,7 @@ def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
 def test_root_without_access_to_other_users_processes_ends_an_orphan(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
-    """Covers a container that lacks CAP_SYS_PTRACE."""
+    """A container may lack CAP_SYS_PTRACE."""
     command = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
     look = [*command, sys.executable, "-c", f"import os; os.readlink('/proc/{orphan.pid}/cwd')"]
     assert b"PermissionError" in subprocess.run(look, check=False, capture_output=True).stderr
@@ -105,8 +105,9 @@ def test_a_process_with_the_dead_server_s_id_does_not_prevent_a_start(
 @pytest.mark.slow
 @pytest.mark.parametrize(("damage", "signed"), [("", True), ("1\n", False)])
 def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: str, *, signed: bool) -> None:
-    """This holds for any content of postmaster.pid and the lease, even if its starter is dead and it is
-    stopped.
+    """The files postmaster.pid and lease may have any content.
+
+    The process that started the server may be dead, and the server may be suspended.
     """
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -136,7 +137,9 @@ def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: s
 def test_a_process_that_is_not_a_backend_of_the_folder_is_named_and_not_killed(
     server_folder: Path, orphan: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes an orphan that cannot be proved to be one, because its directory cannot be read."""
+    """An orphan that cannot be proved to be one, because its directory cannot be read, is not killed
+    either.
+    """
     monkeypatch.setattr(running, "_works_in", lambda process, folder: False)
     with pytest.raises(InstanceLocked, match=rf"is locked by process {orphan.pid} \(postgres: .* end what"):
         EmbeddedPostgres(server_folder, seconds_max=2 * running.ORPHAN_SECONDS).start()
@@ -145,7 +148,7 @@ def test_a_process_that_is_not_a_backend_of_the_folder_is_named_and_not_killed(
 
 @pytest.mark.slow
 def test_an_invisible_holder_is_reported(server_folder: Path) -> None:
-    """The server that signed the lease is dead here, and a process in another namespace holds the lock."""
+    """The server that signed the lease is dead here. A process in another namespace holds the lock."""
     with other_process(server_folder) as other:
         assert said(other) == "started"
     with (server_folder / running.NAME).open() as lease:

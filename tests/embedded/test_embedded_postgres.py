@@ -69,7 +69,7 @@ def test_committed_data_survives_the_kill_of_the_server(server_folder: Path) -> 
 
 
 def test_a_server_that_died_is_started_again_for_the_next_user(server_folder: Path) -> None:
-    """The dead server was not shared with other users as far as it knew, but its first user may be active."""
+    """No other user was recorded for the dead server, but its first user may still be active."""
     with EmbeddedPostgres(server_folder) as first:
         dead = postmaster(server_folder)
         dead.kill()
@@ -82,7 +82,7 @@ def test_a_server_that_died_is_started_again_for_the_next_user(server_folder: Pa
 
 @pytest.mark.slow
 def test_a_pid_file_with_the_id_of_another_process_does_not_prevent_a_start(server_folder: Path) -> None:
-    """PostgreSQL itself would refuse to start, because a process of its user has that id."""
+    """PostgreSQL itself would refuse to start, because a process of the same user has that id."""
     data = server_folder / "postgres"
     pid_file = data / "postmaster.pid"
     user = data.stat().st_uid if os.geteuid() == 0 else None
@@ -123,7 +123,7 @@ def test_a_server_on_tcp_requires_a_password(server_folder: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["x" * 120, "with space", "a,b 'c' \"d\" ü"])
 def test_the_folder_may_have_any_name(server_folder: Path, name: str) -> None:
-    """A socket's path has a limit of 107 bytes, and a comma separates hosts in a DSN."""
+    """A socket's path may have at most 107 bytes, and a comma separates hosts in a DSN."""
     odd = server_folder.rename(server_folder.with_name(name))
     with EmbeddedPostgres(odd) as server:
         assert ask(server.dsn, "select 1") == 1
@@ -299,7 +299,7 @@ def test_a_folder_that_cannot_be_written_is_reported(server_folder: Path) -> Non
 
 
 def test_a_folder_that_belongs_to_another_user_is_reported(server_folder: Path) -> None:
-    """Root made it, and then an ordinary user opens it."""
+    """Root made the folder, and then an ordinary user opens it."""
     server_folder.parent.chmod(0o755)
     server_folder.chmod(0o777)
     for name in ("postgres.lock", "postgres.lease"):

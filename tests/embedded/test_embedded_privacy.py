@@ -1,4 +1,6 @@
-"""Machines with several users: folders that others may not enter, and folders that other users made first."""
+"""Machines with several users: folders that others may not enter, and folders that another user made
+first.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def deep(server_folder: Path) -> Path:
-    """Returns an instance's folder whose name is too long for a socket."""
+    """Returns an instance's folder whose path is too long for a socket."""
     return server_folder.rename(server_folder.with_name("x" * 120))
 
 

@@ -1,4 +1,4 @@
-"""A copy of PostgreSQL's programs, for a server whose user may not enter the folder that they are in."""
+"""A copy of PostgreSQL's programs, for a server whose user may not enter the folder of the originals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the programs of a copy of the package, in which the tests may change files."""
+    """Returns the programs in a copy of the package, whose files the tests may change."""
     home = tmp_path_factory.mktemp("home")
     binaries = embedded_server._binaries()
     package = binaries.parents[1]
@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def private(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the programs, in a home that only root may enter."""
+    """Returns the programs in a home folder that only root may enter."""
     home = installed.parents[2]
     for folder in home.parents[:-2]:
         folder.chmod(folder.stat().st_mode | 0o001)
@@ -198,7 +198,7 @@ def test_a_copy_waits_for_the_process_that_makes_one(
 def test_programs_that_are_links_into_a_private_folder_run(
     private: Path, place: Path, tmp_path: Path, server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installer may link files to its cache like this."""
+    """An installer may link files to its cache, so that the programs are links."""
     (tmp_path / "open").mkdir()
     for folder in (*tmp_path.parents[:-2], tmp_path):
         folder.chmod(folder.stat().st_mode | 0o001)

@@ -33,7 +33,7 @@ def lake(folder: Path) -> Instance:
 
 
 def kill(server: psutil.Process) -> None:
-    """Kills the server and its backends, which would continue to answer for a moment."""
+    """Kills the server and its backends, because these would still answer for a moment."""
     processes = [server, *server.children()]
     server.kill()
     psutil.wait_procs(processes, timeout=60)
@@ -199,7 +199,7 @@ def test_a_process_that_does_not_stop_its_server_releases_it_at_exit(server_fold
 def test_a_process_starts_its_killed_server_again_at_its_next_use(
     server_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Many threads find the dead server at once; one of them starts it again, each time that it dies."""
+    """Many threads notice the dead server at once. Each time, one of them starts it again."""
     with lake(server_folder) as instance, ThreadPoolExecutor(6) as threads:
         for _ in range(2):
             kill(postmaster(server_folder))

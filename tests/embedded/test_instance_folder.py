@@ -21,7 +21,7 @@ SCHEMA = OF_KEYS
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder of a closed instance whose table has one row, to be copied by tests."""
+    """Returns the folder of a closed instance whose table has one row. Tests copy the folder."""
     folder = tmp_path_factory.mktemp("prepared") / "lake"
     with dm.local(folder) as instance:
         instance.create_table("t", SCHEMA).ingest(pa.table({"key": [0]}))
@@ -34,7 +34,7 @@ def without_a_server_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_row(folder: Path | str) -> int:
-    """Opens the instance, adds a row, and returns the number of rows by a query and by SQL."""
+    """Opens the instance and adds a row; returns the number of rows by a query and by SQL."""
     with dm.local(folder) as instance:
         table = instance.table("t")
         table.ingest(pa.table({"key": [1]}))
@@ -56,7 +56,9 @@ def add_row(folder: Path | str) -> int:
 def test_a_folder_may_have_any_name_and_opens_where_it_was_moved(
     prepared: Path, tmp_path: Path, name: str
 ) -> None:
-    """A name may have a meaning in a URL, a shell, a DSN or a pattern, or be too long for a socket."""
+    """The name has characters with a meaning in a URL, a shell, a DSN or a pattern, or is too long for a
+    socket.
+    """
     folder = tmp_path / name
     shutil.copytree(prepared, folder)
     assert add_row(folder) == 2
@@ -113,7 +115,7 @@ def test_an_unknown_home_raises_one_clear_error() -> None:
 
 @pytest.mark.slow
 def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> None:
-    """This includes a copy made by cp, with an owner and permissions that PostgreSQL does not accept."""
+    """A copy by cp is tested too. It has an owner and permissions that PostgreSQL does not accept."""
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         shutil.copytree(prepared, folder)
@@ -125,7 +127,7 @@ def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_threads_of_one_process_share_a_folder(tmp_path: Path) -> None:
-    """All threads open it at once while it is new, and close it in any order."""
+    """All threads open the new folder at once, and close it in any order."""
     rows: list[Any] = []
     together = threading.Barrier(3)
 

@@ -1,4 +1,4 @@
-"""A storm of commits while workers are killed and PostgreSQL restarts: each is applied once or not at all."""
+"""A storm of commits while workers are killed and PostgreSQL restarts. Each is applied once or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, WriteAttempts
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
-"""The settings with which data survives the death of every process, but not a power cut."""
+"""The server settings with which data survives the death of every process, but not a power cut."""
 WORKERS_PER_TABLE = 2
 
 
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 
 class Battlefield:
-    """A server, a table of each layout and isolation level, and workers on them."""
+    """A server, a table for each layout and isolation level, and workers on these tables."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class Battlefield:
             self.workers.start(worker)
 
     def next_commit(self) -> int:
-        """Waits for the next answer about a commit; returns the worker that sent it."""
+        """Waits for the next answer about a commit; returns the number of the worker that sent it."""
         worker, what = self.workers.next_commit()
         if what == "done":
             self.remaining.discard(worker)
@@ -74,7 +74,7 @@ class Battlefield:
         return all(self._said.values())
 
     def restart_server(self, how: signal.Signals, dice: random.Random) -> None:
-        """Restarts the server. SIGKILL leaves a frozen backend, which the next start must end."""
+        """Restarts the server. After SIGKILL, a frozen backend is left, which the next start must end."""
         process = postmaster(self._folder)
         if how == signal.SIGKILL:
             orphan = kill_postmaster(process, dice)
@@ -86,7 +86,7 @@ class Battlefield:
             self._start_server()
 
     def check(self, worker: int) -> set[str]:
-        """Checks that a worker's commits are applied whole and in order; returns the applied ones."""
+        """Checks that a worker's commits were applied completely and in order; returns the applied ones."""
         store = self.store_of(worker)
 
         def look(conn: psycopg.Connection[Any]) -> tuple[set[str], dict[str, tuple[int, str | None]]]:
@@ -103,7 +103,7 @@ class Battlefield:
         return applied
 
     def check_end(self) -> None:
-        """Checks that every commit was applied once, and that replaced files can be collected."""
+        """Checks at the end that every commit was applied once, and that replaced files can be collected."""
         for worker in range(WORKERS_PER_TABLE * len(self.tables)):
             assert self.check(worker) == {i for i, _ in commits(self.store_of(worker), worker)}
         for number, table in enumerate(self.tables):
@@ -182,9 +182,9 @@ def test_many_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, see
 
 
 def restart_server(folder: Path, how: Sequence[signal.Signals], seed: int) -> None:
-    """Restarts the server by each of the signals.
+    """Restarts the server once with each of the signals.
 
-    An orderly shutdown ends sessions with a message; an immediate one is a crash.
+    An orderly shutdown sends a message to each session; an immediate one is a crash.
     """
     dice = random.Random(seed)
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ NAME = f"dmtest{os.getpid() % 100_000}"
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 PORT = 5499
 PATIENCE_SECONDS = 300
-"""Less than the 15 minutes after which TCP gives up when the socket has no limit of its own."""
+"""A limit below the 15 minutes after which TCP gives up if the socket has no limit of its own."""
 
 
 def run(command: str) -> None:
@@ -33,7 +33,7 @@ def run(command: str) -> None:
 
 
 def why_unavailable() -> str | None:
-    """Returns why this process can make no network namespace; None when it can."""
+    """Returns why this process can make no network namespace; None if it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and the command ip (iproute2)"
     probe = subprocess.run(["ip", "netns", "add", f"{NAME}p"], capture_output=True, check=False, text=True)
@@ -45,7 +45,7 @@ def why_unavailable() -> str | None:
 
 @contextmanager
 def far_server(folder: Path) -> Iterator[str]:
-    """Yields the DSN of a server in its own network namespace, reached over a pair of network cards."""
+    """Yields the DSN of a server in a network namespace of its own, reached over a pair of network cards."""
     run(f"ip netns add {NAME}")
     server = None
     try:
@@ -92,7 +92,7 @@ def answers(dsn: str) -> bool:
 
 
 def lose_packets() -> None:
-    """Makes each side send to a card that does not exist, so neither can know that the other has vanished."""
+    """Makes each side send to a card that does not exist. So neither side notices that the other vanished."""
     wrong = "lladdr 02:00:00:00:00:99"
     run(f"ip neigh replace {THERE} {wrong} dev {NAME}a nud permanent")
     run(f"ip netns exec {NAME} ip neigh replace {HERE} {wrong} dev {NAME}b nud permanent")
@@ -102,7 +102,7 @@ def lose_packets() -> None:
 def test_calls_end_when_the_host_of_the_database_vanished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`test_vanished_peers` checks the limits of sockets where no network namespace can be made."""
+    """The test `test_vanished_peers` checks the sockets' limits where no network namespace can be made."""
     if (reason := why_unavailable()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(session, "PEER_SECONDS_MAX", 5)

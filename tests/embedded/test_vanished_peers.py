@@ -1,4 +1,4 @@
-"""Peers that vanish without a message: both ends of every connection notice it, and a worker stops."""
+"""Peers that vanish without a message. Both ends of every connection notice this, and a worker stops."""
 
 from __future__ import annotations
 

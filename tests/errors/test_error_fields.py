@@ -1,4 +1,4 @@
-"""The details of an error's message are its fields, even if another process raised the error."""
+"""The details in an error's message. They are the error's fields, even if another process raised it."""
 
 from __future__ import annotations
 

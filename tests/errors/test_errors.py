@@ -1,4 +1,4 @@
-"""Errors name their subject, and survive a pickle on the way from another process."""
+"""Errors, which name their subject and survive a pickle on the way from another process."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def cli(table: Table, instance: Instance, dsn: str, cli: Cli, monkeypatch: pytes
 
 
 def check(table: Any) -> None:
-    """Checks a table, local or of a service, with pyarrow, pandas and Polars."""
+    """Checks a table with pyarrow, pandas and Polars. The table is local or that of a service."""
     assert (len(table), bool(table)) == (50, True)
     assert pa.table(table).column("k").to_pylist() == list(range(50))
     assert pl.DataFrame(table).height == 50
@@ -92,7 +92,7 @@ def staff(instance: Instance) -> RowTable:
 
 @pytest.mark.slow
 def test_other_libraries_accept_a_row_table(staff: RowTable, instance: Instance) -> None:
-    """Checks its current rows, locally and through a service."""
+    """The row table's current rows are checked, locally and through a service."""
     expected = staff.current().read_all()
     with serving(instance) as url, connect(url) as client:
         for rows in (staff, client.row_table("staff")):

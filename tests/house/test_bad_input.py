@@ -1,4 +1,4 @@
-"""Bad input of every kind: a clear line of the right class, and the table still answers as before."""
+"""Bad input of every kind: the error is one clear line of the right class, and the table works as before."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_an_instance_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_read_only_folder_is_one_clear_error(tmp_path: Path) -> None:
-    """Uses a folder of /proc as root, which may write everywhere except in /proc and /sys."""
+    """The folder is one of /proc, because root may write everywhere except in /proc and /sys."""
     folder = Path("/proc/dormouse") if os.geteuid() == 0 else tmp_path / "lake"
     tmp_path.chmod(0o500)
     try:
@@ -308,9 +308,10 @@ def cli(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[dict[str, Any]]:
-    """Mounts a file system of 1 MB at `folder`, or limits the size of files where mounting is not allowed.
+    """Mounts a file system of 1 MB at `folder`. Where mounting is not allowed, limits the size of files
+    instead.
 
-    Yields the options with which `subprocess.run` starts a limited process.
+    Yields the options with which `subprocess.run` starts a process that has the limit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -331,7 +332,7 @@ def objects_in(folder: Path) -> set[Path]:
 
 @pytest.mark.slow
 def test_a_disk_that_fills_during_an_ingest_is_one_clear_error(dsn: str, tmp_path: Path) -> None:
-    """Expects one line, no new rows and no new objects; when there is room again, ingests work."""
+    """The error is one line, and there are no new rows or objects. Ingests work again when there is room."""
     count = 400_000
     large = tmp_path / "large.parquet"
     keys = {"carrier": ["UA"] * count, "flight": range(count), "time": range(count)}

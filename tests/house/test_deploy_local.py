@@ -1,4 +1,4 @@
-"""The deploy into an emulator that `make deploy-local` does: once complete, once interrupted."""
+"""The deployment into an emulator, as `make deploy-local` does it: one complete run, one interrupted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 3_600
-"""A run takes a quarter of an hour on two idle cores."""
+"""The limit of a run. A run takes a quarter of an hour on two idle cores."""
 
 COMMAND = [sys.executable, "-m", "tests.deploy_local"]
 pytestmark = pytest.mark.slow
 
 
 def _of_run(folder: Path) -> list[str]:
-    """Returns the command lines of processes whose arguments or variables contain a temporary folder."""
+    """Returns the command lines of the processes that have a folder in their arguments or variables."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         known = [*(process.info["cmdline"] or ()), *(process.info["environ"] or {}).values()]

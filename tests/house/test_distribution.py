@@ -1,4 +1,4 @@
-"""Commands to install in messages and guides name the distribution and the extras of pyproject.toml."""
+"""Installation commands in messages and guides, which name the distribution and extras of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ TEXTS = [
 ]
 INSTALL = re.compile(r"pip install (?:-\S+ )*['\"]?([\w.-]+)(?:\[([^\]]*)\])?")
 HINTS = {"not_installed": slice(1, 2), "pip_install": slice(None)}
-"""Functions that return a command to install, each with the positions of its arguments that are extras."""
+"""The functions that return an installation command, each with the positions of those arguments that are
+extras.
+"""
 
 
 def commands(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the distribution and the extra of each `pip install` that a file has, or gets from HINTS."""
+    """Yields the distribution and the extra of each `pip install` in a file, also of those made by HINTS."""
     text = path.read_text("utf-8")
     if path != Path(errors.__file__):
         yield from ((name, extra) for name, extras in INSTALL.findall(text) for extra in extras.split(","))
@@ -58,7 +60,9 @@ def test_every_file_of_the_package_is_in_its_wheel() -> None:
 
 
 def test_spark_finds_the_data_source_in_an_installation(tmp_path: Path) -> None:
-    """Lists modules as Spark does. Fails in an editable installation of an older version: install again."""
+    """The modules are listed in the way of Spark. An editable installation of an older version must be
+    renewed.
+    """
     code = "import pkgutil; print('pyspark_dormouse' in {one.name for one in pkgutil.iter_modules()})"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", code]

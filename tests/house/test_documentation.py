@@ -1,4 +1,6 @@
-"""Generated pages match the code, and links of the documentation lead to existing files and headings."""
+"""Generated pages, which match the code, and links between pages, which lead to existing files and
+headings.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,11 @@ FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize("name", pages())
 def test_a_generated_page_matches_the_code(name: str) -> None:
     assert pages()[name]() == (ROOT / "docs" / "reference" / name).read_text("utf-8"), "run make docs"
+
+
+@pytest.mark.parametrize("name", ["process-settings.md", "table-properties.md", "deployment-settings.md"])
+def test_each_setting_has_a_meaning(name: str) -> None:
+    assert not re.findall(r"^.*\| *\|$", pages()[name](), re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -57,6 +64,6 @@ def test_each_page_is_in_the_site() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Returns the anchors of a page's headings, as GitHub and the site make them."""
+    """Returns the anchors of a page's headings, in the form that GitHub and the site give them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""Extras that are complete: the wheel with one extra runs the first code of that extra's guide."""
+"""Extras that are complete: with one extra, the wheel runs the first code block of that extra's guide."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GUIDES = {
     "spark": ("docs/how-to/spark.md", "python"),
     "cdk": ("docs/how-to/own-cdk-app.md", "python"),
 }
-"""The extras whose guides need no server, each with its guide and the language of the code."""
+"""The extras whose guides need no server: for each its guide, and the language of its code."""
 CODE = {
     "cli": "import dormouse.cli",
     "query": "import dormouse.reading.where, datafusion, pyarrow",
@@ -41,7 +41,7 @@ WITHOUT = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the wheel from the files that git tracks or does not ignore."""
+    """Builds the wheel from all files that git does not ignore; returns its path."""
     source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -57,14 +57,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A temporary folder that PostgreSQL's user can reach when root runs the tests."""
+    """Yields a temporary folder that PostgreSQL's user can reach when root runs the tests."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o711)
         yield Path(made)
 
 
 def environment(folder: Path, wheel: Path, extra: str) -> dict[str, str]:
-    """Makes a virtual environment with the wheel and an extra, and returns the variables to use it."""
+    """Makes a virtual environment with the wheel and an extra; returns the environment variables to
+    use it.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     what = f"dormouse-lake[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(folder / "bin/python")]

@@ -43,6 +43,6 @@ def test_the_lambdas_of_a_kind_load_from_their_packages_alone(kind: str, tmp_pat
 
 
 def test_the_source_paths_that_the_build_names_exist() -> None:
-    """Fails for a moved file or folder, which the build would include or omit silently."""
+    """The build would silently include or omit a file or folder that was moved."""
     parts = {*ELSEWHERE, *OF_CALLS, *(f"{DATA.name}/{name}" for name in OF_DATA)}
     assert [part for part in sorted(parts) if not (DATA.parent / part).exists()] == []

@@ -1,4 +1,4 @@
-"""The notebook of the documentation runs from its first cell to its last, without a terminal."""
+"""The notebook of the documentation, which runs from its first cell to its last without a terminal."""
 
 from __future__ import annotations
 

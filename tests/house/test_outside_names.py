@@ -1,4 +1,4 @@
-"""Names that other programs import, which stay importable when a module moves."""
+"""Names that other programs import, which must stay importable when their module moves."""
 
 from __future__ import annotations
 

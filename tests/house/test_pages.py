@@ -1,4 +1,4 @@
-"""Code blocks of the documentation, each of which runs unchanged or gives the reason why it is skipped."""
+"""The code blocks of the documentation. Each runs unchanged, or gives the reason why it is skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from tests.support.embedded import EmbeddedPostgres
 SPARK = {"docs/how-to/spark.md", "docs/how-to/back-up.md", "docs/how-to/query-service.md"}
 FAST = {"README.md", "docs/quickstart.md"}
 NOT_RUN = 45
-"""The number of blocks marked `<!-- skip: next "why" -->`: they need AWS or a program not installed here."""
+"""The number of blocks marked `<!-- skip: next "why" -->`. They need AWS or a program that tests do
+not have.
+"""
 
 QUICK = {"fsync": "off", "full_page_writes": "off", "track_commit_timestamp": "on"}
 
@@ -44,7 +46,9 @@ WITH_CODE = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder where pages run. It has two instances, `lake` and `demo-lake`, with running servers."""
+    """Yields the folder where pages run. It has two instances with running servers, `lake` and
+    `demo-lake`.
+    """
     folder = tmp_path_factory.mktemp("pages")
     with dm.local(folder / "lake"):
         pass
@@ -57,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def load_demo(folder: Path) -> None:
-    """Loads the flights of one January into the tables that `dormouse demo` makes."""
+    """Loads the flights of one January into the tables that `dormouse demo` would make."""
     from dormouse.demo.datasets import AIRLINES, FLIGHTS, Flights
 
     with dm.local(folder / "demo-lake") as instance, duckdb.connect() as db:
@@ -71,7 +75,7 @@ def load_demo(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def aws(aws_endpoint: str) -> dict[str, str]:
-    """The environment variables for a simulated AWS that has the bucket of the pages."""
+    """Returns the environment variables for a simulated AWS with the bucket that the pages name."""
     variables = {
         "AWS_ENDPOINT_URL": aws_endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -87,7 +91,7 @@ def aws(aws_endpoint: str) -> dict[str, str]:
 
 
 def start_again(instance: dm.Instance) -> Any:
-    """Drops all tables and makes the table of the README, with which the guides begin."""
+    """Drops all tables and makes the README's table, with which the guides begin."""
     for table in instance.tables():
         instance.drop_table(table.name)
     # the page about the commit queue writes an object that becomes an orphan when its table is dropped

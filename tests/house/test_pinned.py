@@ -1,4 +1,4 @@
-"""Actions and base images are named by a hash, because their owners can move a tag."""
+"""Actions and base images, all pinned by a hash, because their owners can move a tag to other content."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_it():
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Yields a function that starts pytest on the text of a test module."""
+    """Yields a function that starts pytest on a module with the given text."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "temporary").mkdir()
 

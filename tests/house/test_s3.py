@@ -196,7 +196,7 @@ def test_credentials_may_come_from_a_profile(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Covers obstore and DataFusion, neither of which reads profiles itself."""
+    """The profile works for obstore and DataFusion, neither of which reads profiles itself."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "credentials").write_text("[lake]\naws_access_key_id = test\naws_secret_access_key = test\n")

@@ -1,4 +1,4 @@
-"""The database roles in docs/security.md: each line of the table is tried as its role."""
+"""The database roles in docs/security.md. Each line of its table is tried out as the role of the line."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_line_of_the_page_is_true(deployed: Deployment, line: Line) -> None:
 
 
 def outcome(dsn: str, statement: str, refusal: type[psycopg.Error]) -> str:
-    """Runs a statement and rolls it back; returns "done", "refused", or the text of another error."""
+    """Runs a statement and rolls it back; returns "done", "refused", or the text of an unexpected error."""
     is_alone = statement.startswith(("create database", "drop database", "vacuum", "alter system"))
     try:
         with psycopg.connect(dsn, autocommit=is_alone) as conn:

@@ -1,4 +1,4 @@
-"""Imports of internals in tests, which go through `tests.support`: moving a module changes one line."""
+"""Imports of internals in tests, which come from `tests.support`: moving a module then changes one line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SUPPORT = TESTS / "support"
 
 @cache
 def imports(path: Path) -> frozenset[tuple[str, str]]:
-    """Returns the module and the name of each import of a name."""
+    """Returns the module and the name of each import in a file."""
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return frozenset((node.module or "", one.name) for node in froms for one in node.names)
 
 
 def test_tests_import_internals_through_the_support_modules() -> None:
-    """Checks test modules only; a module that a separate process runs may import internals directly."""
+    """Only test modules must do so. A module that a separate process runs may import internals directly."""
     homes = {found: path.stem for path in SUPPORT.glob("*.py") for found in imports(path)}
     paths = [*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py")]
     wrong = [

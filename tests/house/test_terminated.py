@@ -1,4 +1,4 @@
-"""SIGTERM ends commands and benchmarks together with every process that they started."""
+"""SIGTERM, which ends commands and benchmarks together with every process that they started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_gone(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.slow
 def test_a_terminated_command_leaves_no_server(tmp_path: Path) -> None:
-    """Terminates a command that takes a minute while its PostgreSQL runs."""
+    """The command would take a minute. It is ended while its PostgreSQL runs."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         instance.create_table("t", OF_KEYS)

@@ -22,7 +22,7 @@ PICTURE = re.search(
 )
 assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^([\w/]+)/ ", PICTURE[1], re.M)
-"""The rooms from the top down: each imports only rooms below it. A subfolder can be a room."""
+"""The rooms from the top down; each room imports only rooms below it. A subfolder can be a room."""
 
 STATE = {"state", "state/files", "state/commits", "state/history"}
 STORES = {*STATE, "durability", "payloads", "jobs", "rows"}
@@ -65,7 +65,7 @@ ENTRY_POINTS = {
     "dormouse.spark.run", "dormouse.reading.sql.wanted", "dormouse.datasource.job",
 }  # fmt: skip
 OLD_NAMES = {"commits", "system"}
-"""Rooms with the old names of modules that moved, which other programs still import."""
+"""Rooms that have only the old names of modules that moved. Other programs still import these names."""
 
 CODE = (
     "dormouse",
@@ -79,7 +79,9 @@ CODE = (
     "documentation",
 )
 FILE_LINES_MAX = 600
-"""The largest number of lines of a file. Divide a file where it has two subjects, not where it gets long."""
+"""The largest number of lines of a file. Divide a longer file where its subject changes, not just in the
+middle.
+"""
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30
 
@@ -98,7 +100,10 @@ MODULES = {module_name(path): path for path in python_files("dormouse")}
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees_stay() -> Iterator[None]:
-    """Disables the garbage collector, which would walk all syntax trees repeatedly and free nothing."""
+    """Disables the garbage collector during the tests.
+
+    It would traverse all syntax trees repeatedly and free nothing.
+    """
     gc.disable()
     yield
     tree.cache_clear()
@@ -115,7 +120,8 @@ def tree(path: Path) -> ast.Module:
 def statements(path: Path) -> tuple[tuple[ast.AST, bool, bool], ...]:
     """Returns each statement of a file with two flags.
 
-    The first says that it runs only when a function is called, the second that only type checkers read it.
+    The first flag says that the statement runs only when a function is called. The second says that only type
+    checkers read the statement.
     """
     found = []
     pending: list[tuple[ast.AST, bool, bool]] = [(tree(path), False, False)]
@@ -134,7 +140,10 @@ def statements(path: Path) -> tuple[tuple[ast.AST, bool, bool], ...]:
 
 @cache
 def imports(path: Path, *, typing_too: bool = True) -> tuple[tuple[str, bool], ...]:
-    """Returns the full dotted names that a file imports, each with True if it is imported in a function."""
+    """Returns the full dotted names that a file imports, each with a flag.
+
+    The flag is True if the import is within a function.
+    """
     found: list[tuple[str, bool]] = []
     for node, late, typing in statements(path):
         if typing and not typing_too:
@@ -158,7 +167,7 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
 def part(module: str) -> str | None:
     """Returns the room of a module, such as `state/files` for `dormouse.state.files.store`.
 
-    It is None for the package itself and for modules of other packages.
+    The result is None for the package `dormouse` itself, and for modules of other packages.
     """
     names = module.split(".")
     if names[0] != "dormouse" or f"dormouse.{names[1]}" not in MODULES:
@@ -193,7 +202,7 @@ def test_each_room_imports_only_rooms_that_are_drawn_below_it() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Counts imports inside functions, too."""
+    """Imports within functions count, too."""
     graph = {
         module: {known for name, _ in imports(path) if (known := module_of(name)) and known != module}
         for module, path in MODULES.items()
@@ -240,7 +249,7 @@ def test_outside_libraries_are_imported_only_in_their_homes() -> None:
 
 
 def test_only_settings_and_rooms_that_start_processes_read_the_environment() -> None:
-    """Allows `settings`, and `spark` and `embedded`, which pass it to processes that they start."""
+    """Only `settings` reads it. `spark` and `embedded` may pass it on to processes that they start."""
     readers = {
         own_part(path)
         for path in MODULES.values()
@@ -251,7 +260,7 @@ def test_only_settings_and_rooms_that_start_processes_read_the_environment() -> 
 
 
 def test_the_core_loads_no_heavy_library() -> None:
-    """Imports every module of the core, because lambdas import many of them and must start fast."""
+    """The test imports every module of the core, because lambdas import many of them and must start fast."""
     core = [name for name, path in MODULES.items() if own_part(path) in CORE]
     script = f"""
 import importlib, sys
@@ -266,7 +275,7 @@ print(*sorted(set({HEAVY!r}) & set(sys.modules)))
 
 
 def test_lambdas_load_without_the_libraries_their_packages_lack() -> None:
-    """Imports the module of each lambda in a process that cannot import those libraries."""
+    """The test imports the module of each lambda in a process that cannot import those libraries."""
     names = [
         path.stem
         for path in sorted((ROOT / "lambdas").glob("*.py"))
@@ -307,7 +316,7 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    """Allows at most 70 lines for each function, and under 30 for nine in ten of the package."""
+    """A function may have at most 70 lines. Of the functions of the package, nine in ten have under 30."""
     everywhere = python_files(*CODE)
     assert [where for path in everywhere for where in functions(path) if where[1] > FUNCTION_LINES_MAX] == []
     counts = [count for path in MODULES.values() for _, count in functions(path)]
@@ -316,7 +325,9 @@ def test_functions_are_short() -> None:
 
 
 def test_every_module_is_imported_by_another() -> None:
-    """Fails for a module that only tests import, unless it is an entry point or is started by its name."""
+    """A module that only tests import is a fault. Entry points and modules started by their name are
+    allowed.
+    """
     named = {
         (path, f"{name}.")
         for path in (
@@ -340,9 +351,9 @@ def test_every_module_is_imported_by_another() -> None:
 
 
 def test_every_query_is_used() -> None:
-    """Fails for a query, named by `-- name:` in a `.sql` file, that no module and no other query names.
+    """A query begins with `-- name:` in a `.sql` file. A module or another query must use its name.
 
-    A module names it in a string or an f-string (f"create_{strategy}"), a query as `{name}`.
+    A module names the query in a string or an f-string (f"create_{strategy}"), another query as `{name}`.
     """
     patterns = {pattern for path in MODULES.values() for pattern in names_in_strings(path)}
     queries = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.sql"))
@@ -367,7 +378,7 @@ def strings(path: Path) -> frozenset[str]:
 
 @cache
 def names_in_strings(path: Path) -> frozenset[str]:
-    """Returns patterns of the names in a file's strings; a variable part of an f-string matches any name."""
+    """Returns patterns of the names in a file's strings. A variable part of an f-string matches any text."""
     patterns = {re.escape(text) for text in strings(path) if text.isidentifier()}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.JoinedStr):
@@ -379,7 +390,7 @@ def names_in_strings(path: Path) -> frozenset[str]:
 
 
 def test_documents_name_only_files_that_exist() -> None:
-    """Requires a file whose path ends with the name in the document; `x.py` stands for any file."""
+    """A name in a document must be the end of an existing file's path; `x.py` stands for any file."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     known = [f"/{name}" for name in listed.stdout.splitlines()]
     wrong = [

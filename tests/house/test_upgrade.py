@@ -1,4 +1,4 @@
-"""Tables that were filled under an older schema, and tables that an older version still works on."""
+"""Tables filled under an older schema, and tables on which an older version of the program still works."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ drop table removal, deletion"""
 
 @pytest.fixture
 def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., TableContext]]:
-    """A function that makes an instance with only the first migrations, and a table of four leaves."""
+    """Yields a function that makes an instance with only the first migrations, and a table of four leaves."""
     with closing(ConnectionSupplier(empty_dsn)) as supplier:
 
         def create(version: int, layout: str = "file_table") -> TableContext:
@@ -99,9 +99,10 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
 
 
 def fill_by_hand(table: TableContext) -> None:
-    """Fills the table as the first version did.
+    """Fills the table in the way of the first version.
 
-    Each leaf has two files. One file is removed, two are assigned to a job, two are above the leaves.
+    Each leaf has two files. One more file is removed, two are assigned to a job, and two are above the
+    leaves.
     """
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     for partition_id in leaves:
@@ -145,7 +146,7 @@ def add_by_hand(table: TableContext, name: str, partition_id: str) -> None:
 
 
 def fill(table: TableContext) -> None:
-    """Fills the table alike with today's store, which needs columns and tables that came later."""
+    """Fills the table with the same content through today's store, which needs later columns and tables."""
     for name, column, kind in CAME_LATER:
         query(table.supplier, f"alter table {name} add column {column} {kind}")
     query(table.supplier, LOG_OF_TODAY)
@@ -221,7 +222,7 @@ def days_pass(table: TableContext) -> None:
 
 
 def old_unassign(table: TableContext, job_id: str) -> None:
-    """Frees the files of a job as a version without watermarks does: it records no change."""
+    """Frees the files of a job in the way of a version without watermarks, which records no change."""
     own = table.store.own.layout.tables(key(table))["file_reference"]
     query(table.supplier, f"update {own} set job_id = null where job_id = %s", job_id)
     query(table.supplier, "delete from compaction_job where job_id = %s", job_id)
@@ -250,7 +251,7 @@ def test_files_freed_by_an_older_version_wait_at_most_a_day(new_table: NewTable)
 def test_files_that_an_older_version_adds_and_assigns_are_seen_at_once(
     new_table: NewTable, layout: str
 ) -> None:
-    """Relies on references, which all versions write alike, with their transactions and jobs."""
+    """All versions write references alike, with their transactions and jobs. So today's version sees them."""
     table = new_table(layout=layout, **PROPERTIES)
     table.store.add_files([ref("a"), ref("b")])
     assert table.jobs.create() == 1
@@ -264,7 +265,7 @@ def test_files_that_an_older_version_adds_and_assigns_are_seen_at_once(
 
 @pytest.mark.parametrize("layout", ["file_table", "dummy_reference"])
 def test_an_older_version_can_write_and_read_the_removal_log(new_table: NewTable, layout: str) -> None:
-    """Runs the statements of a version that wrote a row of the log for each reference."""
+    """The statements are those of a version that wrote a row of the log for each reference."""
     table = new_table(layout=layout, **PROPERTIES)
     own = table.store.own.layout.tables(key(table))["file_reference"]
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
@@ -301,7 +302,7 @@ def test_an_older_version_can_write_and_read_the_removal_log(new_table: NewTable
 
 
 def test_an_older_version_cannot_make_a_day_of_the_removal_log(new_table: NewTable) -> None:
-    """Runs the older version's steps for a day that seems to be missing; it continues after the error."""
+    """The older version's steps run for a day that seems to be missing. It continues after the error."""
     table = new_table(**PROPERTIES)
     assert query(table.supplier, "select distinct removed_at from removed_reference_default") == []
     steps = [
@@ -324,7 +325,7 @@ def test_an_older_version_cannot_make_a_day_of_the_removal_log(new_table: NewTab
 
 
 def old_clear(table: TableContext) -> None:
-    """Clears a table as a version without watermarks does."""
+    """Clears a table in the way of a version without watermarks."""
     own = table.store.own.layout.tables(key(table))
     shared = ("compaction_job", "removed_reference")
     gone = [f"delete from {name}" for name in own.values()]
@@ -366,7 +367,7 @@ def test_totals_counted_before_a_table_is_cleared_are_not_stored(
 
 
 def test_log_rows_dropped_by_an_older_version_are_reported(new_table: NewTable) -> None:
-    """Drops log rows that only today's totals need; the older version keeps them only for collection."""
+    """The older version keeps log rows only for collection, so it drops rows that today's totals need."""
     table = new_table(**PROPERTIES)
     table.store.add_files([ref("a"), ref("b")])
     table.store.totals.bring_forward()

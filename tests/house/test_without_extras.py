@@ -1,4 +1,4 @@
-"""Calls without the extras: each that needs an extra names it in its error, and the others work."""
+"""Calls without the extras. A call that needs an extra names it in its error, and the others work."""
 
 from __future__ import annotations
 

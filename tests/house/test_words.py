@@ -1,4 +1,4 @@
-"""Docstrings, comments, messages and pages are in plain English, as CONTRIBUTING.md says."""
+"""The words of docstrings, comments, messages and pages: plain English, by the rules of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIXED = (
     "tests/words.py",
     "tests/house/test_words.py",
 )
-"""Released migrations, which never change, and the files that name the banned words."""
+"""Files that are not checked: released migrations, which never change, and the lists of banned words."""
 
 
 @pytest.mark.parametrize("place", PLACES)

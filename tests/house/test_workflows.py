@@ -1,4 +1,4 @@
-"""The workflow of our CI and the one in the guide for users: the commands that they run exist."""
+"""The workflow of our CI, and the workflow in the guide for users: the commands that they run exist."""
 
 from __future__ import annotations
 

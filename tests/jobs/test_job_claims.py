@@ -1,4 +1,4 @@
-"""The SQL statements of workers: claims, notifications, and lost claims."""
+"""The SQL statements of workers: claims, notifications, and claims that were lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
 
 
 class Hand:
-    """A worker of one kind whose steps the test calls."""
+    """A worker of one kind of job. The test calls its steps."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ def lease_seconds(supplier: ConnectionSupplier, worker_id: UUID) -> float:
 
 @contextmanager
 def notified(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None]:
-    """Checks that the first notification of sleeping workers during the block is the expected one."""
+    """Checks that the first notification to sleeping workers during the block is the expected one."""
     with supplier.connection() as conn:
         conn.execute("listen dormouse_jobs")
         yield
@@ -88,7 +88,7 @@ def notified(supplier: ConnectionSupplier, expected: str | int) -> Iterator[None
 
 
 def test_a_released_claim_ends_no_job(jobs: JobStore, supplier: ConnectionSupplier) -> None:
-    """The claim ends no job: not a waiting one, one that the worker claimed again, or one that has ended."""
+    """A claim that was given back cannot end its job, even if the job waits, runs again or has ended."""
     job_id, me = jobs.start("work", None), Hand(jobs, supplier)
     [first] = me.claim()
     me.claims.give_back(me.id, [me.kind])
@@ -107,7 +107,7 @@ def test_a_released_claim_ends_no_job(jobs: JobStore, supplier: ConnectionSuppli
 def test_a_claim_that_the_database_lost_replaces_no_result(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch, kept_characters_max: int
 ) -> None:
-    """A server that lost its last transactions issues the same token again."""
+    """A server that lost its last transactions issues the same token a second time."""
     monkeypatch.setattr(claims, "_KEPT_CHARACTERS_MAX", kept_characters_max)
     job_id, one, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
     [lost] = one.claim()
@@ -228,7 +228,7 @@ def test_a_worker_that_is_stopped_takes_no_more_jobs(jobs: JobStore) -> None:
 def test_a_request_that_cannot_be_read_now_is_read_later(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The object store throttles: the worker releases the job, which does not count as failed."""
+    """The object store is too busy, so the worker releases the job, which does not count as failed."""
     read, failures = read_requests, iter(range(2))
 
     def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
@@ -264,7 +264,9 @@ def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
 def test_a_claim_whose_answer_is_lost_is_made_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
-    """The database records this worker as the job's holder, so no other would take the job while it lives."""
+    """The database has recorded this worker as the job's holder. No other takes the job while the worker
+    lives.
+    """
     claim, losses = Claims.claim, iter(range(1))
 
     def lose(*given: Any, **more: Any) -> list[Claim]:
@@ -292,7 +294,7 @@ def test_a_worker_frozen_during_a_claim_does_not_block_others(
     frozen_ms: int,
     ends: list[str],
 ) -> None:
-    """A frozen claim blocks kinds with a limit until the server ends it, and never blocks other kinds."""
+    """A frozen claim blocks kinds with a limit until the server ends it. It never blocks other kinds."""
     frozen, gate = threading.Event(), threading.Event()
     run = claims.run_transaction
 
@@ -356,7 +358,7 @@ def test_a_worker_frozen_while_it_ends_jobs_is_found_dead(
 def test_a_worker_that_cannot_register_yet_tries_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers a worker whose registration succeeded although its answer was lost."""
+    """The registration succeeded in one case, although its answer was lost."""
     register, failures = Claims.register, iter(range(1))
 
     def lose(*given: Any) -> None:
@@ -383,7 +385,7 @@ def test_a_worker_regularly_searches_all_jobs(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_progress_of_a_cancelled_or_lost_job_raises() -> None:
-    """After a cancellation or a loss, reporting progress raises, and so does checking."""
+    """After a cancellation or a loss, a report of progress raises an error, and so does a check."""
     for error in (JobCancelled("over"), JobLost("over")):
         progress = Progress("id")
         progress.end(error)

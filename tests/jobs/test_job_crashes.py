@@ -1,4 +1,4 @@
-"""Workers killed, stopped or disconnected at any step: each job ends once, and no job is lost."""
+"""Workers killed, stopped or disconnected at any step. Each job ends once, and no job is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ where datname = current_database() and backend_type = 'client backend' and state
 def end_leases(supplier: ConnectionSupplier) -> None:
     """Ends the leases of all workers, as if they had not renewed them for too long.
 
-    Waits for running statements of stopped workers first, because a renewal could come after the end.
+    Before that, waits for running statements of stopped workers, because a late renewal would undo the end.
     """
     with supplier.connection() as conn:
         until(lambda: not conn.execute(ACTIVE).fetchall())
@@ -77,7 +77,7 @@ def test_the_job_of_a_killed_worker_is_run_by_another(
 def test_a_worker_stopped_for_longer_than_its_lease_finishes_no_job(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
-    """Another worker has run the job meanwhile; the first worker's result does not replace the second's."""
+    """Another worker has run the job meanwhile. The first worker's result must not replace the second's."""
     with job_worker(dsn, tmp_path / "objects") as first:
         job_id = holding(jobs, tmp_path / "held")
         first.send_signal(signal.SIGSTOP)
@@ -170,7 +170,7 @@ def test_a_cancelled_job_whose_worker_dies_is_cancelled(
 
 
 def test_a_cancelled_job_that_is_released_is_cancelled(jobs: JobStore) -> None:
-    """The worker is stopped before its function checks for a cancellation."""
+    """The worker is stopped before the job's function checks for a cancellation."""
     started, gate = threading.Event(), threading.Event()
 
     def work(request: Any, progress: Progress) -> None:
@@ -253,7 +253,7 @@ def test_raising_or_removing_a_limit_lets_more_jobs_run(jobs: JobStore) -> None:
 
 
 class Killed(BaseException):
-    """An exception that stands for the end of the process."""
+    """An exception that stands for the death of the process."""
 
 
 STEPS = ("register", "look", "claim", "awake", "finish", "take_over", "leave")

@@ -1,4 +1,4 @@
-"""The death of workers: when a worker counts as dead. An outage of the database does not count."""
+"""The death of workers: when a worker counts as dead. An outage of the database must not count."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
 
 
 class Hand:
-    """A worker of one kind whose steps the test calls."""
+    """A worker of one kind of job. The test calls its steps."""
 
     def __init__(self, jobs: JobStore, supplier: ConnectionSupplier) -> None:
         self.claims, self.id, self.kind = Claims(supplier), uuid4(), jobs._kind_id("work")
@@ -61,7 +61,7 @@ class Hand:
         )
 
     def dies(self) -> None:
-        """Ends the worker's lease and grace period, and lets another worker take its job over."""
+        """Ends the worker's lease and its grace period, and makes another worker take over its job."""
         self.lease_ends()
         self.claims.take_over()
         self.grace_ends()
@@ -71,7 +71,7 @@ class Hand:
 def test_an_expired_lease_is_renewed_while_no_other_worker_has_the_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """A job that ends after the lease has expired counts, too."""
+    """A job that ends after its worker's lease has expired counts, too."""
     first, second = jobs.start("work", 1), jobs.start("work", 2)
     hand = Hand(jobs, supplier)
     claim = hand.claim()
@@ -150,7 +150,7 @@ def test_a_live_worker_that_was_found_dead_reports_that_it_is_alive(
 
 
 def take_over_now(supplier: ConnectionSupplier, worker_id: UUID) -> None:
-    """Takes over the job of a live worker, as when only that worker could not reach the database."""
+    """Takes over the job of a live worker, as if only that worker could not reach the database."""
     with supplier.connection() as conn, conn.transaction():
         conn.execute(
             "update job_worker set lease_until = clock_timestamp() - interval '20 minutes', "
@@ -169,7 +169,9 @@ def take_over_now(supplier: ConnectionSupplier, worker_id: UUID) -> None:
 def test_a_sleeping_worker_that_does_not_come_for_a_job_no_longer_counts(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
-    """A live worker comes for a job within a minute of the job's start; later it no longer counts."""
+    """A live worker takes a job within a minute of the job's start. Otherwise it no longer counts as a
+    worker.
+    """
     hand = Hand(jobs, supplier)
     hand.claims.sleep(hand.id, 86_400.0 + 30.0)
     job_id = jobs.start("work", 1)
@@ -192,7 +194,7 @@ def test_a_sleeping_worker_that_does_not_come_for_a_job_no_longer_counts(
 def test_a_sleeping_worker_beside_a_folder_has_a_short_lease(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease of a sleeping worker is no longer than the time until it next asks for work."""
+    """The lease of a sleeping worker is no longer than the time until its next look for work."""
     left: list[float] = []
 
     def may_have_work(*_: object) -> bool:

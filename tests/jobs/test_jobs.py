@@ -168,7 +168,10 @@ def test_a_result_that_is_too_large_fails_its_job(jobs: JobStore, monkeypatch: p
 def test_a_result_that_the_database_refuses_fails_only_its_job(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that PostgreSQL does not accept as JSON stands for any value that passes the checks here."""
+    """The result is a text that PostgreSQL does not accept as JSON.
+
+    It stands for any value that passes the checks of Dormouse but not those of the database.
+    """
     ended = Run.ended
 
     def broken(self: Run, request: Any, encode: Any) -> Any:

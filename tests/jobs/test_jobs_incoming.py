@@ -1,4 +1,4 @@
-"""Jobs that ingest from the folder of incoming objects: they follow no links and disclose no paths."""
+"""Jobs that ingest from the folder of incoming objects. They follow no links and disclose no paths."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_file_that_becomes_a_link_before_it_is_opened_is_not_read(
 def test_regular_files_are_ingested(
     instance: Instance, client: Client, incoming: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    """The object becomes a link in the store, or a copy where links are not possible."""
+    """Each incoming object is linked into the store, or copied where links are not possible."""
 
     link = os.link
 

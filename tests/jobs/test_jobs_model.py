@@ -33,7 +33,7 @@ LONG_SECONDS = 3_600.0
 
 @dataclass
 class Known:
-    """The expected state of a job."""
+    """The state that a job should have."""
 
     kind: str
     number: int
@@ -47,7 +47,7 @@ class Known:
 
 @dataclass
 class Hand:
-    """A worker, and the claims that it believes it has."""
+    """A worker, and the claims that it still believes to have."""
 
     worker_id: UUID
     is_over: bool = False
@@ -118,7 +118,10 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers, state=st.sampled_from(["COMPLETE", "FAILED", "CANCELLED"]), count=st.integers(1, 4))
     def finish(self, hand: Hand, state: str, count: int) -> None:
-        """Finishes jobs, including those of dead workers, those that another worker has, and ended ones."""
+        """Finishes claimed jobs.
+
+        Some of them belong to a dead worker or to another worker by now, or have already ended.
+        """
         mine, hand.claims = hand.claims[:count], hand.claims[count:]
         if not mine:
             return
@@ -137,7 +140,11 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers, count=st.integers(1, 4), forgets=st.booleans())
     def give_back(self, hand: Hand, count: int, forgets: bool) -> None:
-        """Gives jobs back. A worker that does not forget them finishes later, perhaps after a new claim."""
+        """Gives jobs of a worker back.
+
+        With `forgets`, the worker drops its claims. Otherwise, it will try to finish the jobs, perhaps after
+        another claim.
+        """
         mine, kept = hand.claims[:count], hand.claims[count:]
         hand.claims = kept if forgets else [*kept, *mine]
         self.claims.give_back(hand.worker_id, list(self.kind_ids.values()), [one.job_key for one in kept])
@@ -149,7 +156,9 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers)
     def falls_silent(self, hand: Hand) -> None:
-        """Ends a worker's lease and the time to renew it. No other worker has acted on that yet."""
+        """Ends a worker's lease and the time in which it could be renewed. No other worker has noticed that
+        yet.
+        """
         with self.supplier.connection() as conn:
             conn.execute(
                 "update job_worker set lease_until = clock_timestamp() - interval '10 minutes', "
@@ -176,7 +185,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers)
     def lives(self, hand: Hand) -> None:
-        """Reports that a worker that was found dead is alive."""
+        """Reports that a worker is alive although it was found dead."""
         if not hand.is_dead:
             return
         self.claims.lives(hand.worker_id, [one.job_key for one in hand.claims])

@@ -134,7 +134,7 @@ def test_days_of_jobs_expire_with_their_payloads_and_answers(instance: Instance)
 
 
 def test_an_adoption_keeps_objects_of_jobs(instance: Instance) -> None:
-    """Objects of unknown jobs may belong to another timeline; the adoption holds the others."""
+    """Objects of unknown jobs may belong to another timeline. The adoption holds objects of known jobs."""
     theirs, mine = answer_name("theirs", 1), answer_name("mine", 1)
     for name in (theirs, mine):
         instance.objects.put(name, b"rows")
@@ -190,7 +190,9 @@ def test_maintenance_expires_jobs(instance: Instance) -> None:
 def test_scheduled_upkeep_expires_jobs_within_its_time_limit(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call expires one page at least, and the next call continues, so a large day needs several."""
+    """Each call expires at least one page, and the next call continues. So a large day needs several
+    calls.
+    """
     monkeypatch.setattr(claims, "PAGE_JOBS", 1)
     for number in range(3):
         instance.jobs.start("work", number)
@@ -212,7 +214,7 @@ def test_scheduled_upkeep_expires_jobs_within_its_time_limit(
 
 
 def connections(supplier: ConnectionSupplier) -> int:
-    """Counts the connections of workers, by `application_name`."""
+    """Returns the number of workers' connections, which `application_name` shows."""
     with supplier.connection() as conn:
         found = conn.execute(
             "select count(*) from pg_stat_activity "
@@ -235,7 +237,7 @@ def store(supplier: ConnectionSupplier, objects: ObjectStore) -> JobStore:
 def test_an_idle_worker_costs_one_connection_and_is_woken_by_a_notification(
     instance: Instance, of_worker: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker's own next look would be in an hour."""
+    """The worker would look for work by itself only an hour later."""
     monkeypatch.setattr(worker, "FIRST_WAIT_SECONDS", 3_600.0)
     monkeypatch.setattr(worker, "LOOK_SECONDS_MAX", 7_200.0)
     jobs = store(of_worker, instance.objects)
@@ -249,7 +251,7 @@ def test_an_idle_worker_costs_one_connection_and_is_woken_by_a_notification(
 
 
 def test_a_start_notifies_only_sleeping_workers_of_its_kind(instance: Instance) -> None:
-    """A notification takes a lock that all commits wait for."""
+    """A notification takes a lock for which all commits wait."""
     with instance._supplier.connection() as conn:
         conn.execute("listen dormouse_jobs")
         instance.jobs.start("work", 1)

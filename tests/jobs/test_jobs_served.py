@@ -1,4 +1,6 @@
-"""Jobs over HTTP: queries whose answers become objects, ingests of objects, rounds, and permissions."""
+"""Jobs over HTTP: queries whose answers are stored as objects, ingests of objects, rounds, and
+permissions.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_the_answer_of_a_statement_is_an_object_that_clients_download(
 def test_an_answer_of_a_lost_claim_does_not_replace_the_new_answer(
     instance: Instance, client: Client
 ) -> None:
-    """A server that lost its last transactions issues the same attempt again."""
+    """A server that lost its last transactions issues the same attempt number a second time."""
     instance.objects.put(answer_name("lost", 1), b"of the same attempt")
     job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]}, job_id="lost")
     result = ended(client, job_id)
@@ -92,7 +94,7 @@ def test_an_answer_of_a_lost_claim_does_not_replace_the_new_answer(
 
 @pytest.mark.slow
 def test_a_service_replaces_a_worker_that_ended(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers a database that was read-only for a moment."""
+    """The database was read-only for a moment, which ended the worker."""
     look, failures = Claims.look, iter(range(1))
     ended_once = threading.Event()
 
@@ -189,7 +191,7 @@ def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_failed_query_reports_the_reason(client: Client) -> None:
-    """The fault shows only in the values."""
+    """The fault is in the values, so it shows only while the query runs."""
     job_id = client.jobs.start("query", {"statement": "select 'nothing'::varchar::integer from t"})
     until(lambda: client.jobs.status(job_id).has_ended)
     with pytest.raises(JobFailed, match="nothing"):
@@ -253,7 +255,9 @@ def test_a_missing_object_fails_its_job(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_service_without_job_threads_runs_no_jobs(instance: Instance, tmp_path: Path) -> None:
-    """Other services run the jobs of a service with 0 threads. A job that has not ended has no result."""
+    """Other services run the jobs that a service with 0 threads starts. A job that has not ended has no
+    result.
+    """
     with serving(instance, job_threads=0) as url, connect(url) as client:
         job_id = client.jobs.start("query", {"statement": "select 1 as n"})
         assert (client.jobs.status(job_id).is_waiting, client.jobs.status(job_id).has_workers) == (

@@ -1,4 +1,4 @@
-"""More workers than server connections: each waits for a connection, within a bound."""
+"""More workers than the server has connections. Each waits for a connection, for a limited time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.embedded import EmbeddedPostgres
 
 Restartable = tuple[str, Callable[[], None], Callable[[], str]]
 WAIT_SECONDS_MAX = 120.0
-"""Far longer than needed, because the machine may be busy."""
+"""A limit that is far longer than needed, because the machine may be busy."""
 
 WORKER_PROCESSES = """
 import os, sys, threading
@@ -68,7 +68,9 @@ OTHERS = """select count(*) from pg_stat_activity
 
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[str]:
-    """Yields a worker's DSN of a server with a hundred connections, three of them for superusers."""
+    """Yields a worker's DSN of a server with a hundred connections, three of which are reserved for
+    superusers.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dormouse-many-"))
     options = {"fsync": "off", "max_connections": "100"}
     try:
@@ -257,7 +259,7 @@ def test_an_old_connection_is_not_kept(crowded_dsn: str, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def restartable(server_folder: Path) -> Iterator[Restartable]:
-    """Yields a server that was reached before: its DSN, how to stop it, and how to start it again."""
+    """Yields a server that workers have used: its DSN, how to stop it, and how to start it again."""
     with ExitStack() as stack:
 
         def start() -> str:

@@ -1,4 +1,4 @@
-"""The values of the file reference store; the conformance suite tests invalid ones."""
+"""The values of the file reference store. The conformance suite tests the invalid ones."""
 
 from __future__ import annotations
 

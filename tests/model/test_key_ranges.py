@@ -1,4 +1,4 @@
-"""Ranges within limits, and the number of ranges that are examined."""
+"""Ranges within limits, and the number of ranges that must be examined."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_unrestricted_key_is_clipped_to_the_limits() -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Range]]:
-    """Yields the ranges that were intersected with another range so far."""
+    """Yields a list of the ranges that were intersected with another range so far."""
     found: list[Range] = []
     intersect = Range.intersect
 

@@ -1,4 +1,4 @@
-"""Key values as bytes: order, round trips, and refused values."""
+"""Key values as bytes: their order, their round trips, and values that are refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_prefix_of_the_fields_is_a_prefix_of_the_key(keys: Any, length: int) -
     ],
 )
 def test_the_format_is_fixed(type_: DataType, value: Any, encoded: str) -> None:
-    """Databases of users contain keys in this format."""
+    """The databases of users contain keys in this format."""
     assert encode_value(type_, value).hex() == encoded
 
 

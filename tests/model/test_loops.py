@@ -1,4 +1,6 @@
-"""Items made in threads: they come in order and in bounded numbers, and the threads end with the consumer."""
+"""Items that threads make. They come in order and in limited numbers, and the threads end with the
+consumer.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def test_all_items_come_in_their_order() -> None:
 
 
 def test_an_error_is_raised_in_the_order_of_the_items() -> None:
-    """A later stream fails long before an earlier one."""
+    """A later stream fails long before an earlier one does."""
     found = []
     with pytest.raises(InvalidData, match="item 2 is bad"):
         for item in chained_ahead([iter(range(50)), failing_after(2), failing_after(0)], 2, 2):
@@ -71,7 +73,7 @@ def test_many_small_files_are_read_as_few_batches() -> None:
 
 
 def test_tries_end_after_the_last_and_pause_between_them() -> None:
-    """A caller may lengthen the pause after a try. No pause follows the last try."""
+    """The caller may lengthen the pause after a try. There is no pause after the last try."""
     slept: list[float] = []
     numbers = []
     for this in tries(tries_max=4, pause=lambda number: number / 10, sleep=slept.append):

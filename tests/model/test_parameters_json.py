@@ -1,4 +1,4 @@
-"""Parameters in JSON and back; an invalid one is reported with its name and the expected form."""
+"""Query parameters in JSON and back. The error for an invalid one has its name and the expected form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of tables: validated when they are built, every mistake in one line."""
+"""Properties of tables. They are validated when they are built, and every mistake is one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in JSON, CSV and text: all writers follow one rule, and readers accept the written values."""
+"""Values in JSON, CSV and text. All writers follow one rule, and readers accept the written values."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def cells(table: pa.Table) -> list[str]:
 def test_where_reads_values_written_in_json(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str
 ) -> None:
-    """Covers the formats of the service, the command line and the client."""
+    """The formats are those of the service, the command line and the client."""
     schema = schema_of(kind)
     wanted = {"v": [value]} if value is None else {"v": value}
     asked = question(schema, wanted, None, None)
@@ -265,7 +265,7 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @given(st.lists(st.integers(-(2**31) + 2, 2**31 - 2), min_size=1, max_size=5), st.sampled_from(["d", "us"]))
 def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
-    """Python's times cover the years 1 to 9999, and Arrow's texts only years that fit 16 bits."""
+    """Python's times have the years 1 to 9999, and Arrow's texts only years that fit into 16 bits."""
     if unit == "d":
         column = pa.array(days, pa.int32()).cast(pa.date32())
     else:
@@ -288,7 +288,7 @@ def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
 
 
 def test_infinite_times_are_written() -> None:
-    """Infinite times are written like DuckDB writes them; Arrow's texts have other years, or fail."""
+    """Infinite times are written in the way of DuckDB. Arrow would write other years, or fail."""
     words = ["infinity", "-infinity", None]
     for kind in ("date", "timestamp", "timestamptz", "timestamp_s", "timestamp_ns"):
         with duckdb.connect() as connection:

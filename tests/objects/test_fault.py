@@ -1,4 +1,4 @@
-"""Objects that differ from their record: each difference is found, and described by one text."""
+"""Objects that differ from their record. Each difference is found, and one text describes it."""
 
 from __future__ import annotations
 

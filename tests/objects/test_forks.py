@@ -1,4 +1,4 @@
-"""A forked process can use DataFusion if its parent had not used it, and gets an error if it had."""
+"""Forks and DataFusion: a forked process can use it, but gets an error if its parent had used it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_child_opens_a_duckdb_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_a_child_forked_before_datafusion_was_used_uses_it() -> None:
-    """Spark's Python workers are forked like this."""
+    """Spark forks its Python workers before they have used DataFusion."""
     assert said("none", "query") == ["[1]"]
 
 

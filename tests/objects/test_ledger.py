@@ -1,4 +1,4 @@
-"""Ledgers of objects: missing objects are found, expired ones swept, unknown ones listed."""
+"""Ledgers of objects: missing objects are found, expired ones are swept, unknown ones are listed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_needed_objects_that_differ_are_found(store: ObjectStore, ledger: Memory
 def test_a_missing_object_that_is_no_longer_needed_is_no_fault(
     store: ObjectStore, ledger: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Collection makes an object unneeded long before it deletes it."""
+    """Collection marks an object as not needed long before it deletes the object."""
     store.delete(["kind/2", "kind/4"])
     size = FolderStore.size
 

@@ -1,4 +1,4 @@
-"""The contract of object stores: one suite, run on a folder and on S3."""
+"""The contract of object stores: one set of tests, run on a folder and on S3."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_writer_that_writes_nothing_gets_an_error(store: ObjectStore, tmp_path
 
 
 def test_a_staged_file_may_be_replaced_by_renaming(store: ObjectStore) -> None:
-    """Some engines write beside the path and rename over it at the end."""
+    """Some engines write beside the path and rename the result to it at the end."""
     with store.staged("a") as path:
         path.with_name("a.tmp").write_bytes(b"renamed")
         path.with_name("a.tmp").rename(path)
@@ -162,7 +162,9 @@ def test_a_prefix_matches_whole_segments(store: ObjectStore) -> None:
 
 @pytest.mark.slow
 def test_more_objects_than_a_page_are_listed_and_deleted(store: ObjectStore) -> None:
-    """The S3 of the tests lists pages of 100; 1,000 are deleted at once, and absent ones count."""
+    """The S3 of the tests lists pages of 100 objects. At most 1,000 names are deleted at once, even absent
+    ones.
+    """
     names = [f"many/{number}" for number in range(201)]
     for name in names:
         store.put(name, b"")
@@ -292,7 +294,7 @@ def test_a_listing_during_a_storm_of_puts_has_only_whole_objects(store: ObjectSt
 
 @pytest.mark.slow
 def test_publishing_into_a_folder_that_is_being_emptied_succeeds(store: ObjectStore) -> None:
-    """Deleting removes empty folders, even one that a writer is about to publish into."""
+    """A deletion removes empty folders, even one into which a writer is about to publish."""
 
     def churn() -> None:
         store.delete(["shared/deep/er/none", *(name for name, _ in store.list("shared/deep/er"))])

@@ -22,7 +22,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yields a folder with room for a MiB: its own file system, or else a limit on the size of files."""
+    """Yields a folder with room for a MiB: a file system of its own, or else a limit on the size of files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]

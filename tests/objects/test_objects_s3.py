@@ -1,4 +1,4 @@
-"""Stores in S3: uploads in parts, bulk deletion, endpoints that are down or wrong."""
+"""Stores in S3: uploads in parts, bulk deletions, and endpoints that are down or wrong."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_large_file_does_not_replace_an_object_written_meanwhile(s3_store: Obj
 
 
 def peak_mebibytes() -> int:
-    """Returns the peak memory of this process since exec; getrusage would count its parent, too."""
+    """Returns the peak memory of this process since exec. That of getrusage would include its parent's."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
 
 

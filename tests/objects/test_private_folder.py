@@ -1,4 +1,4 @@
-"""Private folders for temporary files: a folder that another user made first is not used."""
+"""Private folders for temporary files. A folder that another user made first is not used."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ LAID = [open_to_others, a_link, a_file]
 
 
 def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> None:
-    """The listed modules measure its disk, name it in a message, or make a private folder in it."""
+    """Only the listed modules may: they measure its disk, name it in a message, or make a private folder in
+    it.
+    """
     package = Path(private_folders_module.__file__).parents[1]
     asking = {
         str(path.relative_to(package))
@@ -107,14 +109,16 @@ def test_a_private_folder_of_another_user_is_not_used(shared: Path) -> None:
 
 
 def test_a_folder_of_another_owner_is_not_private(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This test needs no root: the folder belongs to this process, which then seems to be another user."""
+    """The test runs without root: the folder belongs to this process, which then pretends to be
+    another user.
+    """
     own = private_folder(NAME)
     monkeypatch.setattr(private_folders_module.os, "geteuid", lambda: os.getuid() + 1)
     assert not private_folders_module.is_private(own)
 
 
 def test_every_private_folder_is_swept(shared: Path) -> None:
-    """This includes a folder with a random name, when the predictable name is free again."""
+    """A folder with a random name is swept, too, even when the predictable name is free again."""
     own = shared / f"dormouse-staging-{os.geteuid()}"
     a_file(own)
     store = open_store("s3://bucket/prefix", region="us-east-1")
@@ -189,7 +193,7 @@ def test_locks_and_folders_of_a_slot_are_private(tmp_path: Path) -> None:
 def test_a_backup_respects_the_umask_and_admits_no_other_user(
     tmp_path: Path, umask: int, folder_mode: int, file_mode: int
 ) -> None:
-    """A umask that excludes other users may admit the group; a stricter one admits only the owner."""
+    """A umask that excludes other users may admit the group. A stricter one admits only the owner."""
 
     def write(path: Path) -> None:
         path.write_bytes(b"roles and rows")

@@ -1,4 +1,4 @@
-"""Payload objects: packed payloads are read back, and damage is detected."""
+"""Objects of payloads. Packed payloads can be read back, and damage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hot payloads: `get` returns what `put` took, and invalid payloads are refused before any is stored."""
+"""Hot payloads. `get` returns the content that `put` took, and invalid payloads are refused before any is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def test_put_many_and_get_many_span_days_and_time_zones(payloads: PayloadStore) 
 
 
 def test_days_are_utc_in_any_time_zone_of_the_session(instance: Instance, dsn: str) -> None:
-    """Makes a day in a session with another time zone."""
+    """The day is made in a session with another time zone."""
     late = datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC)
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -222,7 +224,7 @@ def test_payloads_of_any_year_are_stored(payloads: PayloadStore) -> None:
 
 
 def test_a_role_that_may_only_write_rows_can_make_days(instance: Instance) -> None:
-    """Uses the roles of a deployment."""
+    """The roles are those of a deployment."""
     query(instance._supplier, "drop role if exists writes_rows; create role writes_rows")
     query(instance._supplier, "grant usage on schema dormouse to writes_rows")
     query(instance._supplier, "grant execute on function add_day to writes_rows")

@@ -1,4 +1,6 @@
-"""Payloads in the transaction of an application: stored together with its own rows, or neither."""
+"""Payloads in the transaction of an application. They are stored together with its own rows, or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,7 @@ def test_a_day_is_made_outside_of_the_applications_transaction(instance: Instanc
 
 @contextmanager
 def open_put(application: str, model: Model, name: str) -> Iterator[None]:
-    """Holds a transaction that has put by Python and by SQL, and commits at the end."""
+    """Holds a transaction open that has put payloads by Python and by SQL; commits it at the end."""
     with psycopg.connect(application) as conn:
         put = put_both(conn, model, name)
         yield

@@ -178,7 +178,8 @@ def test_a_put_may_end_while_the_exchange_waits_for_its_lock(
 def wait_for_exchange(dsn: str) -> None:
     """Waits until a session waits for the lock with which a day is exchanged.
 
-    The lock may be the parent's: a write to a partition reads the bounds of its parent and may lock it.
+    It may be the parent's lock, because a write to a partition reads the bounds of its parent and may lock
+    it.
     """
     waits = (
         "select from pg_locks where not granted and mode = 'AccessExclusiveLock'"

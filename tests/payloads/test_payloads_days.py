@@ -133,7 +133,7 @@ def test_a_worker_that_is_killed_after_the_copy_leaves_no_deleted_rows(
 def test_an_abandoned_copy_keeps_objects_with_pointers(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An open day can have such objects if its rebuild was killed."""
+    """An open day can have such objects if a process was killed while it rebuilt the day."""
     cooling.offload(tools(instance), DAY, False)
     query(instance._supplier, "update payload_day set state = 'open'")
     before, every = known_objects(instance), set(model.expected)
@@ -200,7 +200,7 @@ def test_lost_pointers_are_rebuilt_from_the_objects(instance: Instance, model: M
 def test_deleted_payloads_stay_deleted_if_no_pointer_is_lost(
     instance: Instance, model: Model, lost: str
 ) -> None:
-    """An offloaded day has no record of deletions: the pointer is just missing."""
+    """An offloaded day has no record of deletions: a deleted payload just has no pointer."""
     cooling.offload(tools(instance), None, False)
     model.delete(key("a0002"))
     model.put(key("a0004"), content="newer")
@@ -241,7 +241,7 @@ def test_verification_names_the_faults(instance: Instance, model: Model) -> None
 @pytest.mark.few(2)
 @pytest.mark.parametrize("step", FOLD_STEPS[::-1])
 def test_a_day_that_is_being_folded_is_verified(instance: Instance, model: Model, step: str) -> None:
-    """Covers the time when the day has its blocks and still has its pointers."""
+    """At that time, the day already has its blocks and still has its pointers."""
     cooling.offload(tools(instance), None, False)
     model.put(key("a0000"), content=1)
     seen = []
@@ -262,7 +262,9 @@ def test_a_day_that_is_being_folded_is_verified(instance: Instance, model: Model
 
 
 def test_days_are_utc_at_their_edges(instance: Instance) -> None:
-    """Checks the last microsecond of a day and the first of the next, in any time zone of the session."""
+    """The test uses the last microsecond of a day and the first of the next, in any time zone of the
+    session.
+    """
     edges = [
         datetime(2026, 3, 5, 0, 0, tzinfo=UTC),
         datetime(2026, 3, 5, 23, 59, 59, 999_999, tzinfo=UTC),

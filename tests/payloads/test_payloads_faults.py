@@ -92,7 +92,7 @@ def test_a_failing_store_loses_nothing(instance: Instance, model: Model, fault: 
 
 
 def test_each_kind_of_damage_has_its_error(instance: Instance, model: Model) -> None:
-    """Damages one payload: the others of its object are read."""
+    """One payload is damaged. The other payloads of its object can still be read."""
     cooling.offload(tools(instance, object_bytes_min=10**6, object_bytes_max=10**6), None, False)
     [name] = stored(instance)
     path = instance._objects.local_path(name)
@@ -129,7 +129,7 @@ def test_each_kind_of_damage_has_its_error(instance: Instance, model: Model) -> 
 
 @pytest.mark.parametrize("folded", [False, True])
 def test_swapped_objects_are_detected(instance: Instance, folded: bool) -> None:
-    """Swaps objects whose indexes begin at the same place: no payload may seem to be absent."""
+    """The indexes of the swapped objects begin at the same offset. No payload may seem to be absent."""
     model = Model(instance.payloads)
     model.put(key("a1"), key("b1"))
     cooling.offload(tools(instance, object_bytes_min=1, object_bytes_max=1), None, False)
@@ -286,7 +286,7 @@ def test_a_killed_fold_continues(instance: Instance, model: Model, dsn: str, ste
 
 
 def test_a_failing_day_does_not_hold_up_others_in_short_runs(instance: Instance) -> None:
-    """Its copy takes several runs, then fails, and begins again."""
+    """The copy of the failing day takes several runs, then fails, and begins again."""
     model = Model(instance.payloads)
     model.put(*(key(name, AT + timedelta(days=day)) for day in range(2) for name in names(6)))
 
@@ -349,7 +349,9 @@ STOPPED = DIES.replace("signal.SIGKILL", "signal.SIGSTOP")
 def test_a_stopped_worker_that_lost_its_lease_commits_nothing(
     instance: Instance, model: Model, dsn: str, step: str
 ) -> None:
-    """Stops a worker by SIGSTOP in a page until its lease is over. Another one finishes the day meanwhile."""
+    """SIGSTOP stops a worker in the middle of a page until its lease has expired. Another finishes
+    the day.
+    """
     model.put(*(key(f"a{number:04d}") for number in range(100, 400)))
     frozen = subprocess.Popen(
         [sys.executable, "-c", STOPPED, dsn, instance._objects.url, "offload", step, "1"],

@@ -1,4 +1,4 @@
-"""A stateful model: payloads compared with a dictionary, while workers that offload days are killed."""
+"""A stateful model of payloads as a dictionary, while workers that offload days are killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIVEN = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True)
 
 
 class Stops(BaseException):
-    """An exception that ends a worker as if it were killed: no clean-up runs."""
+    """An exception that ends a worker like a kill, without any clean-up."""
 
 
 class Payloads(RuleBasedStateMachine):
@@ -86,7 +86,10 @@ class Payloads(RuleBasedStateMachine):
         assert self.instance.payloads.verify(DAY).problems == ()
 
     def _work(self, work: str, step: str | None, times: int, keys: list[Any], rows: int) -> None:
-        """Runs the work: writes payloads when it reaches `step`, and stops it there the last of `times`."""
+        """Runs the work, and writes payloads when the work first reaches `step`, at most twice.
+
+        When the work reaches `step` for the last of `times`, it is stopped like a killed one.
+        """
         left = Counter({step: times})
         writes = 0
 

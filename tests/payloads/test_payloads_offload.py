@@ -1,4 +1,4 @@
-"""Offloads of days: their results, refusals, and interruptions."""
+"""Offloads of payload days: their results, refusals, and interruptions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_row_is_moved_once_with_pages_of_any_size(instance: Instance, mode
 
 
 def test_the_partition_is_never_updated(instance: Instance, model: Model) -> None:
-    """Checks that vacuum has nothing to do in the partition and its TOAST table."""
+    """Vacuum must find nothing to do in the partition and its TOAST table."""
     seen: list[tuple[int, int]] = []
 
     def look(step: str) -> None:
@@ -89,7 +89,9 @@ def test_a_finished_day_stays_offloaded(instance: Instance, model: Model) -> Non
 
 
 def test_the_copy_has_all_properties_of_the_day(instance: Instance, model: Model) -> None:
-    """Checks options, storage, indexes, constraints, grants, and that other schemas' tables are unchanged."""
+    """The properties are options, storage, indexes, constraints and grants. Tables of other schemas stay as
+    they are.
+    """
     query(
         instance._supplier,
         """
@@ -192,7 +194,7 @@ def test_a_day_has_one_worker(instance: Instance, model: Model) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("step", ["uploaded", "committed", "copied", "verified"])
 def test_a_worker_that_lost_its_lease_commits_nothing(instance: Instance, model: Model, step: str) -> None:
-    """A worker that was frozen for longer than its lease finds that another one has finished the day."""
+    """The worker was frozen for longer than its lease, and another worker has finished the day."""
     done: list[Any] = []
     taken = threading.Event()
 
@@ -277,7 +279,7 @@ def test_a_long_reader_delays_the_exchange_and_not_the_other_way_round(
 def test_a_snapshot_older_than_the_copy_still_sees_the_day(
     instance: Instance, model: Model, dsn: str
 ) -> None:
-    """The exchange waits for it, because it would see no row of the copy."""
+    """The exchange waits for the snapshot's transaction, because that would see no row of the copy."""
     ready, seen = threading.Event(), []
     expected = len(model.expected)
 
@@ -320,7 +322,7 @@ def test_a_reader_that_never_ends_is_named(
 def test_writers_with_stricter_isolation_lose_nothing(
     instance: Instance, model: Model, dsn: str, kind: str
 ) -> None:
-    """A snapshot from before the pointer does not see it: the writer gets an error and must retry."""
+    """A snapshot from before the pointer does not see it. So the writer gets an error and must retry."""
     gone = key("b0001")
     work = {
         "delete": "delete from payload_20260305 where (kind, tenant, id, inserted_at) = (%s, %s, %s, %s)",
@@ -349,7 +351,7 @@ def test_writers_with_stricter_isolation_lose_nothing(
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
-    """Uses payloads that compress by a factor of 1,000: a page is many times larger than the memory limit."""
+    """The payloads compress by a factor of 1,000, so a page is many times larger than the memory limit."""
     count, megabyte = 48, 2**20
     for number in range(count):
         instance.payloads.put("t", f"{number:03d}", AT, "k", "x" * megabyte)
@@ -379,7 +381,9 @@ def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_objects_have_sizes_within_the_limits(instance: Instance) -> None:
-    """All but the last object of a day have the minimum. Only a single payload may exceed the maximum."""
+    """All objects of a day except the last have the minimal size. Only a single payload may exceed the
+    maximum.
+    """
     chance = random.Random(3)
     sizes = [chance.choice((10, 100, 1_000, 5_000)) for _ in range(300)]
     instance.payloads.put_many(

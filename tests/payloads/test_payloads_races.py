@@ -1,4 +1,6 @@
-"""Writes at every step of an offload or fold: each key has what was committed last."""
+"""Writes at every step of an offload or fold. Afterwards, each key has the content that was committed
+last.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ WRITES = ("insert", "replace", "delete", "delete and insert", "insert and delete
 
 
 def write(model: Model, kind: str, number: int) -> None:
-    """Writes to its own keys, which sort before, among and after all others."""
+    """Writes payloads under keys of its own. They sort before, among and after all other keys."""
     there = [key(f"a{n:04d}") for n in (number, 2 * number + 1) if key(f"a{n:04d}") in model.expected]
     there += [key(f"b{n:04d}") for n in (number, 3 * number) if key(f"b{n:04d}") in model.expected]
     new = [key(f"{first}{middle}{number:03d}") for first in "ab" for middle in ("", "0", "00", "z")]
@@ -44,7 +46,10 @@ def write(model: Model, kind: str, number: int) -> None:
 
 
 class Stopped:
-    """A hook that writes at a step each time, on another thread where the step would wait for the write."""
+    """A hook that writes each of the first six times that the work reaches a step.
+
+    The write happens on another thread where the step would wait for it.
+    """
 
     def __init__(self, model: Model, step: str, kind: str) -> None:
         self.model, self.step, self.kind = model, step, kind
@@ -127,7 +132,7 @@ def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, s
 def test_a_fold_verifies_in_several_runs(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No run is long enough for the day: each one goes on after the last compared key."""
+    """The day is too large for one run. Each run continues after the key that was compared last."""
     monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 5)
     cooling.offload(tools(instance), None, False)
     reached: list[Any] = []
@@ -175,7 +180,7 @@ def test_a_fold_looks_up_the_writes_of_each_batch_alone(
 
 @pytest.mark.slow
 def test_a_write_that_was_not_mirrored_fails_the_fold(instance: Instance, model: Model) -> None:
-    """Covers a write before the verification, whose key the comparison of blocks skips."""
+    """The write comes before the verification in one case. The comparison of blocks then skips its key."""
     cooling.offload(tools(instance), None, False)
 
     def lose(step: str) -> None:
@@ -256,7 +261,7 @@ def test_writes_before_an_exchange_are_compared_before_its_lock(
 def test_a_payload_that_changed_and_was_folded_since_the_read_is_not_made_hot(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
 ) -> None:
-    """The day's partition no longer shows the change, but the block is another one."""
+    """The day's partition no longer shows the change, but the payload's block is a different one."""
     cooling.offload(tools(instance), DAY, False)
     cooling.fold(tools(instance), DAY)
     reader, given = instance.payloads._lookup._reader, key("a0002")
@@ -294,7 +299,9 @@ def test_a_day_is_not_made_hot_by_a_worker_that_lost_it(instance: Instance, mode
 def test_a_worker_that_is_frozen_in_a_comparison_does_not_block_the_day(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """Freezes it in both comparisons. The worker that takes the day over ends its session."""
+    """The worker freezes in each of the two comparisons. The worker that takes the day over ends its
+    session.
+    """
     frozen, gate, comparisons = threading.Event(), threading.Event(), count()
     run = exchange.run_transaction
 

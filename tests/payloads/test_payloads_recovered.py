@@ -44,10 +44,10 @@ def put_back(home: Path, snapshot: Path) -> None:
 
 
 def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
-    """Restores an instance to its state `hours` ago, before its days were folded, and returns its payloads.
+    """Restores an instance to its state `hours` ago, before its days were folded; returns its payloads.
 
-    One day was offloaded then, the other folded. Since then, one payload of each day was deleted, one
-    replaced and one added.
+    At that time, one day was offloaded; later, the other was folded. After it, one payload of each day was
+    deleted, one replaced and one added.
     """
     home = tmp_path / "lake"
     with dm.local(home) as instance:

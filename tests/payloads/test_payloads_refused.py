@@ -1,4 +1,4 @@
-"""Payloads refused in the transaction of an application, which can continue the transaction."""
+"""Payloads that are refused in the transaction of an application, which can continue afterwards."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_text_that_is_not_jsonb_raises_the_error_of_postgresql(
 
 
 def test_the_error_names_the_grants_of_each_owner(instance: Instance, application: str, dsn: str) -> None:
-    """An administrator owns the schema, and the role that Dormouse connects as owns the functions."""
+    """An administrator owns the schema. The role with which Dormouse connects owns the functions."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
             f"create role {ROLE}_admin; create role {ROLE}_owner; grant {ROLE}_owner to current_user"

@@ -55,7 +55,7 @@ def test_many_payloads_are_read_with_an_error_in_place_of_a_missing_one(instance
 
 @pytest.mark.slow
 def test_a_client_stores_and_reads_payloads_like_an_instance(instance: Instance) -> None:
-    """Both have the same keys, contents and errors."""
+    """The client and the instance have the same keys, contents and errors."""
     contents: list[Any] = [None, [], {"a": [1, 2.5, "é\n", 2**70, True]}, "x", 0.5, ""]
     with serving(instance, job_threads=0) as url, connect(url) as client:
         stores: list[PayloadStore | RemotePayloads] = [instance.payloads, client.payloads]

@@ -258,7 +258,7 @@ def test_a_check_reports_lost_objects_of_payloads(instance: Instance, model: Mod
 
 
 def test_held_objects_are_not_deleted(instance: Instance, model: Model) -> None:
-    """A backup holds objects while it is made."""
+    """A backup holds its objects while it is made."""
     cooling.offload(tools(instance), None, False)
     before = stored(instance)
     query(
@@ -296,7 +296,7 @@ def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_database_copies_its_days_again(instance: Instance, model: Model, dsn: str) -> None:
-    """The list of writes has transaction ids of the original cluster."""
+    """The list of writes has transaction ids of the original cluster, which mean nothing in the copy."""
     with pytest.raises(KeyboardInterrupt):
         cooling.offload(tools(instance, stop), DAY, False)
     assert query(instance._supplier, "select phase from payload_day") == [("verify",)]
@@ -395,7 +395,7 @@ def test_the_command_reports_a_damaged_day(instance: Instance, model: Model, dsn
 
 
 def test_sessions_are_not_held_between_rounds(instance: Instance, model: Model, dsn: str) -> None:
-    """No advisory lock and no transaction is left."""
+    """After a round, there is no advisory lock and no open transaction."""
     cooling.offload(tools(instance), None, False)
     with psycopg.connect(dsn) as conn:
         assert conn.execute(

@@ -1,4 +1,4 @@
-"""PostgreSQL bounds every transaction: a frozen process holds up no other process for long."""
+"""The limits of transactions in PostgreSQL. A frozen process delays no other process for long."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_transactions_through_a_pooler_are_bounded(
 
 
 def test_transactions_begin_only_where_they_are_bounded() -> None:
-    """Searches the code: only one module opens transactions, and only one opens connections."""
+    """The test searches the code. Only one module begins transactions, and only one opens connections."""
     found = set()
     for path in [*ROOT.rglob("*.py"), *(ROOT.parent / "lambdas").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -184,7 +184,7 @@ def test_all_pooled_connections_may_die_at_once(dsn: str, supplier: ConnectionSu
 def test_only_an_idle_connection_is_checked_before_it_is_lent(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vanished peer is only noticed by a round trip, which only idle connections take."""
+    """Only a round trip shows that a peer has vanished. Only idle connections get this check."""
     asked = []
     is_alive = connection_module.is_alive
 

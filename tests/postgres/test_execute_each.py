@@ -1,4 +1,4 @@
-"""Statements sent together: each is its own transaction, regardless of their number and size."""
+"""Statements that are sent together. Each is its own transaction, regardless of their number and size."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_each_statement_is_committed_alone_and_a_failure_affects_no_other(
 def test_statements_are_sent_without_waiting_for_answers(
     counted: ConnectionSupplier, conn: psycopg.Connection[Any]
 ) -> None:
-    """The first statement waits for a lock that is released only while the second is being made."""
+    """The first statement waits for a lock, which is released only while the second statement is
+    being made.
+    """
     other = psycopg.connect(conn.info.dsn, options="-c search_path=dormouse")
 
     def calls() -> Iterator[Call]:

@@ -1,7 +1,7 @@
-"""The bounds of leases, each tested once on the common code.
+"""The limits of leases, each tested once on the common code.
 
-The clock jumps, a holder is frozen or killed, its session ends, its database is restored or does not answer.
-The users of leases have tests of their own SQL.
+The clock jumps, a holder is frozen or killed, its session ends, or its database is restored or does not
+answer. Each user of leases has tests for its own SQL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.support.api import Instance, Table
 from tests.working import Working, until
 
 SECONDS = 0.4
-"""The lease of a holder in this process."""
+"""The length of the lease for holders in this process."""
 
 HOLDER = """
 import sys
@@ -82,14 +82,14 @@ select exists (
 
 @pytest.fixture
 def leasable(supplier: ConnectionSupplier) -> ConnectionSupplier:
-    """Returns the supplier of a database with something to lease."""
+    """Returns the supplier of a database that has a row to lease."""
     query(supplier, QUERIES["create"].text)
     return supplier
 
 
 @contextmanager
 def another_holder(dsn: str) -> Iterator[subprocess.Popen[str]]:
-    """Yields a process that has a lease of one second and checks for its loss."""
+    """Yields a process that holds a lease of one second, and checks if it has lost the lease."""
     command = [sys.executable, "-c", HOLDER, dsn]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -221,7 +221,7 @@ def test_a_lease_whose_release_was_not_answered_is_released_again(
 def test_a_clock_that_jumps_ahead_takes_no_lease_from_a_holder_that_lives(
     leasable: ConnectionSupplier,
 ) -> None:
-    """All leases expire at once; the holder renews its lease before another process takes it."""
+    """All leases expire at once. The holder renews its lease before another process can take it."""
     with held(leasable, SECONDS) as (lease, pulse):
         query(leasable, "update leased set leased_until = clock_timestamp() - interval '5 days'")
         until(lambda: query(leasable, "select leased_until > clock_timestamp() from leased") == [(True,)])
@@ -296,7 +296,7 @@ def test_a_holder_whose_session_was_ended_has_lost_its_lock(supplier: Connection
 
 
 def test_a_holder_whose_database_was_restored_has_lost_its_lease(leasable: ConnectionSupplier) -> None:
-    """The database is restored to a time at which another holder had the lease."""
+    """The database is restored to a time at which another process held the lease."""
     with held(leasable, 60.0):
         before = token(leasable)
     with held(leasable, SECONDS) as (lease, pulse):
@@ -311,7 +311,9 @@ def test_a_holder_whose_database_was_restored_has_lost_its_lease(leasable: Conne
 def test_an_outage_loses_no_lease(
     leasable: ConnectionSupplier, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The database does not answer for longer than the lease, as at a restart; then the holder renews it."""
+    """The database does not answer for longer than the lease, as at a restart. Then the holder renews the
+    lease.
+    """
     is_away = threading.Event()
     proxy = CuttingProxy(dsn, lambda: lambda data: 0 if is_away.is_set() else len(data))
     with (

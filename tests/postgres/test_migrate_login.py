@@ -1,4 +1,4 @@
-"""The login of the master user on a PostgreSQL whose pg_hba.conf requires tokens of members of `rds_iam`."""
+"""The login of the master user on a PostgreSQL whose pg_hba.conf demands tokens from members of `rds_iam`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWERS = {
     "a member by the roles that it has made": "+dormouse_run",
     "no member": "nobody",
 }
-"""The forms of AWS's rule for the master user, and the users that the rule covers in each."""
+"""The forms that AWS's rule for the master user can have, each with the users that the rule covers."""
 
 WAYS = {
     "a member from the first": {"token"},
@@ -116,7 +116,7 @@ def cloudformation(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 
 
 def rule(server: str, folder: Path, members: str) -> None:
-    """Makes pg_hba.conf refuse passwords of `members`, and waits until the server has read it."""
+    """Makes pg_hba.conf refuse the passwords of `members`; waits until the server has read the file."""
     with psycopg.connect(server, autocommit=True) as conn:
         [(before,)] = conn.execute("select pg_conf_load_time()").fetchall()
         (folder / "instance/postgres/pg_hba.conf").write_text(RULES.format(members=members), "utf-8")

@@ -1,4 +1,4 @@
-"""DSNs with IAM authentication: a fresh token for each connection, over TLS that verifies the server."""
+"""DSNs with IAM authentication: each connection gets a new token, over TLS that verifies the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def authority() -> Iterator[CertificateAuthority]:
 
 @pytest.fixture(scope="module")
 def port(authority: CertificateAuthority) -> Iterator[int]:
-    """Yields the port of a TLS server at which the token is the password of the role `app`."""
+    """Yields the port of a TLS server, at which the token is the password of the role `app`."""
     folder = Path(tempfile.mkdtemp(prefix="dormouse-tls-"))
     try:
         with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as server:
@@ -167,7 +167,7 @@ def test_the_token_is_the_password_over_tls(
 def test_another_server_gets_no_token(
     bundle: str, port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate is for another host, or an unknown authority signed it."""
+    """The server's certificate is for another host, or an unknown authority signed it."""
     monkeypatch.setattr(session, "_token", lambda *_: PASSWORD)
     host, more = ("localhost", "") if bundle == "amazon" else ("127.0.0.1", "")
     if bundle == "ours":

@@ -82,7 +82,7 @@ def database(rds: None, server_dsn: str, databases: Databases) -> Iterator[str]:
 def deployed(
     rds: None, server_dsn: str, databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
-    """Yields a deployment whose owner lets all roles create temporary tables, for other applications."""
+    """Yields a deployment whose owner allows all roles to create temporary tables, for other applications."""
     with (
         database_of_administrator(server_dsn, databases) as dsn,
         deployment(dsn, tmp_path_factory.mktemp("lake")) as made,
@@ -102,7 +102,10 @@ def execute(dsn: str, *statements: str) -> list[str]:
 
 
 def functions(dsn: str) -> dict[str, bool]:
-    """Returns the functions of the schema `dormouse`, and whether each obeys the rule."""
+    """Returns the functions of the schema `dormouse`, each with True if it is safe.
+
+    A safe function has a fixed search path, and not everyone may call it.
+    """
     with psycopg.connect(dsn) as conn:
         return dict(conn.execute(FUNCTIONS).fetchall())
 
@@ -112,7 +115,7 @@ def unsafe(dsn: str) -> list[str]:
 
 
 def test_functions_have_a_safe_search_path_and_are_not_public(deployed: Deployment) -> None:
-    """This covers functions of migrations, and functions that are made at run time."""
+    """The functions are those of migrations, and those made at run time."""
     found = functions(deployed.dsn)
     assert {f"dormouse.{deployed.mirror}()", "dormouse.add_day(text,date)"} <= found.keys()
     assert unsafe(deployed.dsn) == unsafe(deployed.index_dsn) == []
@@ -144,7 +147,7 @@ def test_a_role_can_add_days_to_tables_that_have_days(deployed: Deployment) -> N
     "parent", ["p", "tables", "file_reference", "payload_20260305", "pg_class", 'a"b', ""]
 )
 def test_adding_a_day_to_another_table_is_refused(deployed: Deployment, parent: str) -> None:
-    """`p` is a temporary table of the caller."""
+    """The table `p` is a temporary table of the caller."""
     with psycopg.connect(deployed.of(RUN_ROLE), autocommit=True) as conn:
         conn.execute("create temp table p (ts timestamptz) partition by range (ts)")
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="no table of Dormouse"):
@@ -153,7 +156,7 @@ def test_adding_a_day_to_another_table_is_refused(deployed: Deployment, parent: 
 
 @pytest.mark.parametrize("table", ["removal", "payload"])
 def test_adding_a_day_ignores_temporary_tables_of_the_same_name(deployed: Deployment, table: str) -> None:
-    """Neither the caller's table nor its trigger takes part in work with the owner's rights."""
+    """The work has the owner's rights. So neither the caller's table nor its trigger may take part in it."""
     day = "29990301" if table == "removal" else "29990302"
     heard = execute(
         deployed.of(RUN_ROLE),
@@ -224,7 +227,7 @@ def test_a_write_to_a_day_is_mirrored_into_its_copy_and_no_temporary_table(deplo
 
 
 def test_a_lock_of_any_role_does_not_prevent_an_offload(deployed: Deployment) -> None:
-    """Any role can take the lock by which a worker shows that it reads the day."""
+    """Any role can take the lock with which a worker shows that it reads the day."""
     day = date(2026, 3, 6)
     with (
         psycopg.connect(deployed.of(READ_ROLE), autocommit=True) as reader,
@@ -237,7 +240,7 @@ def test_a_lock_of_any_role_does_not_prevent_an_offload(deployed: Deployment) ->
 
 
 def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deployment) -> None:
-    """PostgreSQL prefers functions and operators with better fitting types to its own."""
+    """PostgreSQL prefers functions and operators whose types fit better to its own ones."""
     code = "insert into public.ran values (current_user)"
     evil = [
         f"create function dormouse.{name} language plpgsql as $$ begin {code}; return {value}; end $$"
@@ -269,7 +272,9 @@ def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deploy
 
 @pytest.mark.slow
 def test_an_older_database_is_repaired(database: str, server_dsn: str, tmp_path: Path) -> None:
-    """This covers functions, the mirror of a day that is being copied, and rights of all roles."""
+    """The repair includes functions, the mirror of a day that is being copied, and the rights of all
+    roles.
+    """
     older = tmp_path / "migrations"
     older.mkdir()
     for path in sorted(MIGRATIONS.glob("*.sql"))[:35]:
@@ -324,7 +329,7 @@ def may_execute(dsn: str, role: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_no_role_can_make_large_objects_on_a_self_managed_server(rds: None, empty_dsn: str) -> None:
-    """A superuser migrates there, and may revoke the functions from all roles."""
+    """A superuser runs the migrations there, and may revoke the functions from all roles."""
     makers = ("lo_creat(-1)", "lo_create(0)", r"lo_from_bytea(0, '\x00')")
     bring_up_to_date(empty_dsn)
     for role in (RUN_ROLE, READ_ROLE, OWNER_ROLE):

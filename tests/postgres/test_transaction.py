@@ -75,7 +75,7 @@ def test_a_failed_statement_rolls_back_what_came_before(counted: ConnectionSuppl
 
 
 def test_a_failed_statement_that_the_work_hides_fails_the_commit(counted: ConnectionSupplier) -> None:
-    """PostgreSQL then answers COMMIT with a silent rollback."""
+    """PostgreSQL answers COMMIT with a silent rollback in that case."""
 
     def work(conn: Connection) -> None:
         increment(conn)
@@ -105,7 +105,7 @@ def test_a_part_of_the_work_may_be_undone_with_a_savepoint(counted: ConnectionSu
 def test_serialization_failures_are_tried_again_until_all_are_applied(
     counted: ConnectionSupplier, retries: Retries, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Threads read and then write the same counter, which only one of them may do at a time."""
+    """Threads read and then write one counter, which only one of them can do at a time."""
     both_have_read, firsts = threading.Barrier(2), count()
 
     def work(conn: Connection) -> None:
@@ -258,7 +258,7 @@ def test_a_failed_statement_propagates_unchanged(counted: ConnectionSupplier) ->
 def test_a_statement_that_conflicts_is_retried(
     counted: ConnectionSupplier, retries: Retries, state: str
 ) -> None:
-    """The error's text does not matter: servers report it in many languages."""
+    """The text of the error does not matter, because servers have messages in many languages."""
     with counted.connection() as conn:
         conn.execute("create sequence luck")
 

@@ -1,4 +1,4 @@
-"""Running numbers stay unique if the load that assigns them freezes, at any point."""
+"""Running numbers, which stay unique even if a load that assigns some freezes at any point."""
 
 from __future__ import annotations
 

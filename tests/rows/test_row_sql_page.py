@@ -1,4 +1,6 @@
-"""The page on the SQL of row tables has real answers, and covers everything that the parser accepts."""
+"""The page on the SQL of row tables: its answers are real, and it covers everything that the parser
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def staff(
 
 @pytest.mark.parametrize("example", examples(), ids=lambda one: one.query)
 def test_each_example_has_the_shown_answer(staff: RowTable, example: Example) -> None:
-    """Checks the answer of the index, and of the files, from which older versions are read."""
+    """The index gives the answer, and so do the files, from which older versions are read."""
     for page in (staff.query(example.query), staff.query(example.query, snapshot="first")):
         assert repr(page.rows) == repr(example.answer)
 
@@ -66,7 +68,7 @@ def test_the_page_covers_everything_that_the_parser_accepts(monkeypatch: pytest.
 
 
 def test_each_example_has_the_construct_of_its_title() -> None:
-    """An example must not outlive the construct that it shows."""
+    """An example without the construct that it is meant to show must be removed."""
     assert set(row_sql.OF_CLAUSES) == set(binding.CLAUSES)
     assert set(row_sql.OF_OPERATORS) == binding.EXPRESSIONS.keys() - types.AGGREGATES.keys()
     assert set(row_sql.OF_FUNCTIONS) == set(types.AGGREGATES.values())

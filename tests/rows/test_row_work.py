@@ -40,7 +40,7 @@ def test_a_query_of_a_snapshot_reads_the_version_of_its_name(instance: Instance,
 
 
 def attempts(do: Any, instance: Instance, request: Any) -> tuple[Any, Any]:
-    """Returns a job's results for a worker that dies before it reports them, and for the next worker."""
+    """Returns the results of a job by two workers: the first dies before it reports its result."""
     job_id = instance.jobs.start("row", {})
     first, again = (Call(job=Progress(job_id, attempt=number)) for number in (1, 2))
     return do(instance, request, first), do(instance, request, again)
@@ -81,7 +81,7 @@ def test_a_job_of_the_longest_id_changes_rows_once(instance: Instance, rows: Row
 def test_a_sent_file_stays_while_its_holder_is_unknown(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The change was made, so its job must report success, not the later failure."""
+    """The change was made, so its job must report success, in spite of the failure that follows."""
 
     def lost() -> Any:
         raise InstanceError("the database is away")

@@ -157,7 +157,7 @@ def test_rows_without_cells_are_deleted_or_skipped(rows: RowTable) -> None:
 
 
 def test_a_version_before_a_retype_is_read_by_old_and_new_readers(instance: Instance, rows: RowTable) -> None:
-    """The new column has the name of the old one, whose values that version shows."""
+    """The version shows the values of the old column, whose name the new column has."""
     before = rows.row(1)["n"]
     known = instance.row_table("people")
     known.row(1)
@@ -172,7 +172,7 @@ def test_a_version_before_a_retype_is_read_by_old_and_new_readers(instance: Inst
 def test_a_row_is_read_at_one_moment(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch, name: str, expected: object
 ) -> None:
-    """A commit between two queries of the database must not mix two versions."""
+    """The row must not mix two versions if a change commits between two queries of the database."""
     look, is_changed = getattr(rows.store, name), []
 
     def changed_after(*given: Any) -> Any:
@@ -192,7 +192,7 @@ def test_an_explicit_null_writes_the_default(rows: RowTable) -> None:
 
 
 def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
-    """Covers defaults that `jsonb` cannot hold, and texts that look like JSON."""
+    """The defaults include some that `jsonb` cannot hold, and texts that look like JSON."""
     columns = [
         dm.Column("x", "DOUBLE", default="NaN"),
         dm.Column("y", "DOUBLE", default=-math.inf),

@@ -1,4 +1,4 @@
-"""Downloads loaded as new rows, and look-ups of rows by id and version, through every interface."""
+"""Downloads that are loaded as new rows, and reads of rows by id and version, through every interface."""
 
 from __future__ import annotations
 

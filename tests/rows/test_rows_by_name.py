@@ -1,4 +1,6 @@
-"""Row tables read by name like other tables: the name has the current rows, another name has all versions."""
+"""Row tables read by name like other tables. The name has the current rows; a second name has all
+versions.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def test_conditions_apply_to_the_current_versions(
 
 @pytest.mark.slow
 def test_rows_that_meet_conditions_come_in_order_however_many_they_are(instance: Instance) -> None:
-    """The versions of a row lie in several batches, which are filtered together."""
+    """The versions of one row lie in several batches, which must be filtered together."""
     big = instance.create_row_table("big", [dm.Column("n", "INTEGER")])
     for start in range(0, 150_000, 25_000):
         big.change([dm.Insert([{"n": n % 3} for n in range(start, start + 25_000)])])
@@ -166,7 +168,7 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
 def test_the_status_of_a_row_table_counts_rows(
     instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Every interface calls the second number "stored versions"."""
+    """Every interface calls the second number of the status "stored versions"."""
     table, every = instance.table("staff"), instance.table("staff$versions")
     found = table.status()
     assert (found.row_count, found.rows_exact, found.stored_versions) == (2, True, 5)

@@ -1,4 +1,6 @@
-"""Files in FILE cells: stored, read back, kept for older versions, bound to a table, and dropped with it."""
+"""Files in FILE cells: stored, read, kept for older versions, and dropped with the table to which they
+belong.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +210,9 @@ def test_damage_is_reported_and_leaves_no_file(
 def test_a_damaged_file_ends_early_over_http(
     instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
 ) -> None:
-    """A client would take an answer of full length for the file. It does not retry a lost file."""
+    """A client would accept an answer of full length as the file. For a lost file, the client does
+    not retry.
+    """
     rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
     path = instance.objects.local_path(objects_of(instance)[0])
     assert path is not None

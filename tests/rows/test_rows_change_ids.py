@@ -31,7 +31,10 @@ def rows(client: Client) -> RemoteRowTable:
 
 
 def made_by(door: str, client: Client, instance: Instance, path: Path) -> dict[str, Callable[..., Changed]]:
-    """Returns functions that change a row table, given the table's name, a value and a change id."""
+    """Returns the functions of an interface that change a row table.
+
+    Each takes the table's name, a value and a change id.
+    """
 
     def inserts(text: str) -> list[dm.Insert]:
         return [dm.Insert([{"name": text, "d": AT}])]

@@ -1,4 +1,4 @@
-"""Indexes of single columns of row tables, which delay no change; and new builds of indexes."""
+"""Indexes on single columns of row tables, which delay no change; and new builds of a table's index."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def asked_of_index(instance: Instance, rows: RowTable, text: str, *given: Any) -
 
 
 def column_indexes(instance: Instance, rows: RowTable) -> list[tuple[str, bool]]:
-    """Returns the first column of each index, and whether the index is valid."""
+    """Returns for each database index its first column, and True if the index is valid."""
     _, build_id = builds_of(instance, rows)
     text = """select a.attname::text, i.indisvalid from pg_index i
         join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
@@ -60,7 +60,7 @@ def is_indexing(instance: Instance, rows: RowTable) -> bool:
 
 @contextmanager
 def no_index_ends(instance: Instance, rows: RowTable, statement: str) -> Iterator[psycopg.Connection[Any]]:
-    """Holds a transaction open, for which a statement that makes an index waits."""
+    """Holds a transaction open, so that a statement that makes a database index cannot finish."""
     looked = indexing_of(instance).placements.look(rows.table_id)
     supplier = indexing_of(instance).cluster.supplier(str(looked.database))
     with supplier.connection() as conn, conn.transaction():
@@ -74,7 +74,7 @@ def test_changes_reach_queries_while_columns_are_indexed(
     instance: Instance, rows: RowTable, any_is_slow: None
 ) -> None:
     def ask() -> None:
-        """Queries each column. If a query fails to start the work on an index, the next one starts it."""
+        """Queries each column. If one query cannot start the work on an index, the next query starts it."""
         for name in ("n", "x", "d", "name"):
             rows.query(f"select row_id from t order by {name} desc limit 5")
 

@@ -1,4 +1,4 @@
-"""Changes of row tables by processes that are killed or lose an answer: all or nothing, and once."""
+"""Changes of row tables by processes that are killed or lose an answer: made completely or not, and once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def rows(instance: Instance) -> RowTable:
 
 
 def change(own: TableContext, changes: Sequence[Any], change_id: str | None = None) -> Changed:
-    """Makes a change over its own connections, with a short lease: if it dies, its lock is soon free."""
+    """Makes a change over its own connections. Its lease is short, so that its lock is soon free if
+    it dies.
+    """
     store = RowStore(own.supplier, own.table)
     made = RowChanges(
         lambda: own, store, RowReader(lambda: own), RowLocks(own.supplier, own.table, LEASE_SECONDS)
@@ -59,7 +61,9 @@ def untracked(rows: RowTable) -> list[str]:
 def test_a_change_that_is_killed_anywhere_is_whole_or_nothing(
     rows: RowTable, at: Literal["execute", "wait"]
 ) -> None:
-    """Kills also between the upload of files and the commit. Another process goes on after the lease."""
+    """Some kills come between the upload of files and the commit. Another process continues after the
+    lease.
+    """
     context, left_objects, applied = rows.table.context, 0, 0
     for number in range(1, 90):
         before, version = seen(rows), rows.version()
@@ -100,7 +104,7 @@ def test_a_repeated_change_changes_nothing_and_returns_the_first_result(rows: Ro
 
 
 def test_a_change_id_with_another_change_is_refused(rows: RowTable, tmp_path: Path) -> None:
-    """Otherwise the second change would be lost silently."""
+    """An accepted change would be lost silently, because its id counts as applied."""
     file = tmp_path / "rows.csv"
     file.write_text("n\n8\n", "utf-8")
     asked: dict[str, Any] = {

@@ -131,7 +131,7 @@ def test_each_fault_of_a_file_has_its_error(
 
 @pytest.mark.slow
 def test_rows_before_a_faulty_row_are_yielded_and_counted(write: Write) -> None:
-    """Reads many blocks, of which some begin within a row."""
+    """The file has many blocks, and some blocks begin within a row."""
     rows = [f'{n},"{"x" * (n % 7)}\n"\n' for n in range(300_000)]
     rows[250_000] = "1,2,3\n"
     said = fault(write(("a,b\n" + "".join(rows)).encode()))
@@ -200,7 +200,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def test_files_written_by_python_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], ending: str, ends: bool
 ) -> None:
-    """Reads also in tiny blocks, which must grow for each row."""
+    """The files are also read in tiny blocks, which must grow for each row."""
     path = tmp_path_factory.getbasetemp() / "written.csv"
     text = io.StringIO()
     csv.writer(text, lineterminator=ending, quoting=csv.QUOTE_ALL).writerows(rows)
@@ -229,7 +229,7 @@ def refused(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
 
 
 def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
-    """A file with ids: rows without id are inserted, and rows of only id and version are deleted."""
+    """The file has ids: rows without an id are inserted, and rows of only id and version are deleted."""
     path = write(b'ROW_ID,row_version,n,name\n4,9,1,a\n,,,"b"\n5,2\n6,3\n7,1,2,""\n')
     found = loaded(path)
     assert [one.ids.tolist() for one in found] == [[4, 0], [5, 6], [7]]
@@ -256,7 +256,7 @@ def test_ids_and_versions_are_written_as_whole_numbers_are(write: Write) -> None
 def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers files of one block and of many."""
+    """The files have one block or many."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
     found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
@@ -386,7 +386,7 @@ def test_files_that_do_not_fit_the_table_are_refused(
 
 @pytest.mark.slow
 def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
-    """Compares the rows with those of Python's csv reader, for random short rows and small blocks."""
+    """The numbers are compared with those of Python's csv reader, for random short rows and small blocks."""
     numbers = random.Random(5)
     lines, deleted = ["ROW_ID,ROW_VERSION,name"], []
     for number in range(1, 5_001):

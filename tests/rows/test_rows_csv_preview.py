@@ -1,4 +1,4 @@
-"""Previews of CSV files: columns for a table, first rows, faults."""
+"""Previews of CSV files: the columns for a table, the first rows, and the faults."""
 
 from __future__ import annotations
 

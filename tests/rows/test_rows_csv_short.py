@@ -1,4 +1,4 @@
-"""CSV files with rows of only ROW_ID and ROW_VERSION, which are deleted."""
+"""CSV files in which some rows have only ROW_ID and ROW_VERSION: these rows are deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def deleted(path: Path, content: bytes) -> list[int]:
 def test_a_file_that_breaks_off_in_a_row_deletes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
-    """Covers a file whose end is read in another block."""
+    """The end of the file is read in another block in some cases."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     with pytest.raises(
         InvalidData, match=r"the file ends in the middle of it: it has 2 cells, not 3 .* no line end"
@@ -55,7 +55,7 @@ def test_the_last_row_is_deleted_where_its_line_ends(tmp_path: Path, content: by
 def test_a_file_that_breaks_off_in_the_id_of_a_row_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
-    """A cut-off id may be the id of another row."""
+    """A truncated id may be the id of another row."""
     monkeypatch.setattr(text_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     path = tmp_path / "rows.csv"
     path.write_bytes(content)

@@ -58,7 +58,7 @@ ROWS = [
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_a_download_that_is_uploaded_has_the_same_rows(rows: RowTable, tmp_path: Path, suffix: str) -> None:
-    """Covers NaN, infinity, the widest numbers, empty texts, nulls, and texts of several lines."""
+    """The rows have NaN, infinity, the widest numbers, empty texts, nulls, and texts of several lines."""
     rows.change([dm.Insert(ROWS)])
     before, path = cells(rows), tmp_path / f"rows.{suffix}"
     assert rows.download_csv(path) == len(ROWS)
@@ -75,7 +75,7 @@ YEAR_1, YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
 def test_a_download_writes_dates_as_a_calendar_does(
     instance: Instance, rows: RowTable, tmp_path: Path
 ) -> None:
-    """Dates are in ISO 8601. An upload reads each as the same time, and changes nothing."""
+    """The file has dates in ISO 8601. An upload reads each date as the same time, and changes nothing."""
     written = {
         0: '"1970-01-01T00:00:00.000Z"',
         -1: '"1969-12-31T23:59:59.999Z"',
@@ -175,7 +175,7 @@ def test_a_dry_run_returns_what_it_would_do(rows: RowTable, tmp_path: Path) -> N
 def test_a_fault_in_a_late_block_leaves_nothing(
     rows: RowTable, tmp_path: Path, ending: str, kind: type[Exception], said: str
 ) -> None:
-    """Blocks that were written before the fault do not become part of the table."""
+    """The blocks that were written before the fault do not become part of the table."""
     path = write(tmp_path / "rows.csv", "n,name\n" + "1,a\n" * 30_000 + ending)
     with pytest.raises(kind) as caught:
         rows.upload_csv(path)
@@ -237,7 +237,7 @@ def test_invalid_downloads(rows: RowTable, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_rows_of_a_query_are_downloaded_and_uploaded(rows: RowTable, tmp_path: Path) -> None:
-    """They have their ids, so that an upload updates them. Groups have none."""
+    """Rows have their ids, so that an upload updates them. Rows of groups have no ids."""
     rows.change([dm.Insert([{"name": f"row {n}", "n": n, "data": [n]} for n in range(10)])])
     path = tmp_path / "rows.csv"
     assert rows.download_csv(path, "select n, data from samples where n > 6 order by n desc") == 3

@@ -1,7 +1,7 @@
 """The flights of a year: eight processes edit the table at once for a minute; then a download and upload.
 
-At the end a model replays the accepted changes in the order of the versions. The current rows, every version
-and the answer of each query must equal those of the model.
+At the end, a model repeats the accepted changes in the order of their versions. The current rows, every
+version and the answer of each query must equal those of the model.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Model:
     versions: dict[tuple[int, int], Cells | None] = field(default_factory=dict)
     next_id: int = 1
     new: Cells = field(default_factory=dict)
-    """The cells of a row without values: the defaults."""
+    """The cells of a row to which no values were given: the defaults."""
     shared: dict[str, int] = field(default_factory=dict)
-    """The ids of rows that upserts inserted, by their keys; none of them is deleted."""
+    """The ids of rows that upserts inserted, by their keys. None of these rows is deleted."""
 
     def put(self, row_id: int, version: int, cells: Cells) -> None:
         self.rows[row_id] = version, cells
@@ -92,7 +92,7 @@ class Model:
 
 
 def write_flights(path: Path, rows: int) -> list[Cells]:
-    """Writes the published file or its beginning. Returns its rows as a table has them."""
+    """Writes the published file, or its first rows. Returns the rows as a table has them."""
     with zipfile.ZipFile(flights_csv()) as archive, archive.open("flights.csv") as file:
         path.write_bytes(b"".join(islice(file, rows + 1)))
     with path.open(newline="") as text:
@@ -117,7 +117,7 @@ def dormouse(*arguments: object) -> Any:
 
 
 def edited(folder: Path, processes: int, rows: int, seconds: float) -> list[dict[str, Any]]:
-    """Runs the processes, and returns the changes and answers that they recorded."""
+    """Runs processes that edit the table; returns the changes and answers that they recorded."""
     until = time.time() + 5 + seconds
     logs = [folder / f"log {number}" for number in range(processes)]
     lake = folder / "lake"
@@ -170,7 +170,9 @@ def check(table: RowTable, model: Model) -> None:
 
 
 def replay(model: Model, notes: list[dict[str, Any]]) -> None:
-    """Replays the changes by version, and compares each recorded answer with its version."""
+    """Applies the recorded changes by version, and compares each recorded answer with the model at its
+    version.
+    """
     changes = sorted((one for one in notes if one.get("versions")), key=lambda one: one["versions"][0])
     queries = sorted((one for one in notes if "query" in one), key=lambda one: one["version"])
     for one in changes:
@@ -219,7 +221,9 @@ def test_many_processes_edit_the_table_at_once(tmp_path: Path) -> None:
 
 
 def round_trip(lake: Path, path: Path, rows: int) -> None:
-    """Downloads the rows, edits some, and uploads them: these are updated, and no row is duplicated."""
+    """Downloads the rows, edits some, and uploads all. The edited rows are updated, and no row is
+    duplicated.
+    """
     assert dormouse("rows", "download", "flights", path, "-i", lake)["rows"] == rows
     with path.open(newline="") as file:
         header, *lines = list(csv.reader(file))

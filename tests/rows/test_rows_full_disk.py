@@ -1,4 +1,4 @@
-"""The index of a row table in a database whose disk is full, which the test makes as a small file system."""
+"""The index of a row table in a database whose disk is full. A small file system serves as the disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DISK_MB = 32
 
 @pytest.fixture
 def small_disk(server_dsn: str) -> Iterator[str]:
-    """Makes a tablespace on a small file system."""
+    """Yields the name of a tablespace on a small file system."""
     with psycopg.connect(server_dsn, autocommit=True) as conn:
         owner = Path(f"/proc/{conn.info.backend_pid}").stat()
         disk = Path(tempfile.mkdtemp(dir="/tmp"))

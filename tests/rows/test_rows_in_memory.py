@@ -1,4 +1,4 @@
-"""Rows in Python objects of many kinds, and keys of many types."""
+"""Rows given as Python objects of many kinds, and keys of many types."""
 
 from __future__ import annotations
 

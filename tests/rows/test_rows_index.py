@@ -88,7 +88,9 @@ def test_a_page_needs_no_separate_read_of_the_build(rows: RowTable, monkeypatch:
 def test_a_page_of_two_statements_is_of_one_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """Rows with and without nulls are two statements; the table is changed and indexed between them."""
+    """Rows with nulls and rows without come from two statements. Between them, the table is changed and
+    indexed.
+    """
     rows.change([dm.Patch([(row_id, None, {"n": None}) for row_id in range(1, 200, 2)])])
     text = "select row_id, n from t order by n desc, row_id"
     expected = query_when_ready(rows, text, page_rows).rows
@@ -348,7 +350,7 @@ def test_columns_in_conditions_of_slow_queries_get_an_index(
 
 @pytest.mark.slow
 def test_another_incarnation_of_the_database_has_another_index(instance: Instance, rows: RowTable) -> None:
-    """After a restore, a version may have other rows than when the index was built."""
+    """After a restore, a version may have other rows than those that were indexed."""
     assert is_as_the_files(rows)
     _, before = builds_of(instance, rows)
     with instance._supplier.connection() as conn:
@@ -375,7 +377,7 @@ def test_a_read_only_instance_refuses_if_the_index_is_behind(
 
 @pytest.mark.slow
 def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
-    """Damages the file of the index while the embedded server is stopped."""
+    """The index's file is damaged while the embedded server is stopped."""
     with dm.local(tmp_path / "lake") as instance:
         rows = instance.create_row_table("t", COLUMNS)
         rows.change([dm.Insert(rows_of(500))])

@@ -1,4 +1,4 @@
-"""Indexes of row tables when events fall between two steps, or leftovers exist."""
+"""Indexes of row tables when an event comes between two steps, or when something was left over."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(instance: Instance) -> RowTable:
 def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """A row that changed twice between two updates never shows its state after the first change."""
+    """A row changes twice between two updates of the index. No page shows it after only the first change."""
     query_when_ready(rows, TEXT)
     changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
     rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])
@@ -88,7 +88,7 @@ def test_an_empty_answer_needs_no_separate_read_of_the_build(
 
 
 def is_ended(rows: RowTable) -> bool:
-    """Returns whether another thread can end a query that would wait without limit."""
+    """Returns whether another thread can interrupt a query that would wait without limit."""
     interruption = Interruption()
     threading.Timer(0.1, interruption.set).start()
     began = time.monotonic()
@@ -114,7 +114,7 @@ def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows
 
 @pytest.mark.slow
 def test_older_rows_have_the_default_with_which_a_column_was_added(rows: RowTable) -> None:
-    """Covers a column that is retyped before the index is updated."""
+    """The column is retyped before the index is updated."""
     assert is_as_the_files(rows)
     rows.change([dm.AddColumn(dm.Column("y", "STRING", default="a"))])
     rows.change([dm.RetypeColumn("y", "STRING", 100), dm.Insert([{"name": "new"}])])
@@ -147,7 +147,7 @@ def wide() -> str:
 
 
 def indexed(instance: Instance, rows: RowTable, column: str) -> tuple[str | None, int | None]:
-    """Gives a column an index, and returns the table with its build."""
+    """Gives a column an index; returns the index database of the table and the id of the index's build."""
     (column_id,) = [one.column_id or 0 for one in rows.columns() if one.name == column]
     indexing_of(instance).bring(rows, columns=[column_id])
     looked = indexing_of(instance).placements.look(rows.table_id)
@@ -178,7 +178,9 @@ def test_a_text_too_wide_for_its_columns_index_drops_the_index(
 
 
 def are_built_once_each(instance: Instance, *tables: RowTable) -> bool:
-    """Updates the indexes in this order. Returns whether each table then has an index that was built once."""
+    """Updates the indexes of the tables in this order; returns whether each table then has an index built
+    once.
+    """
     for one in tables:
         indexing_of(instance).bring(one)
     looks = [indexing_of(instance).placements.look(one.table_id) for one in tables]
@@ -225,7 +227,7 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
 def test_keys_with_nulls_are_looked_up_as_quickly_as_others(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Comparing each key with each row would take some five seconds."""
+    """Comparing each key with each row would take about five seconds."""
     monkeypatch.setattr(cluster, "QUERY_SECONDS_MAX", 3)
     rows = instance.create_row_table("t", COLUMNS)
     rows.change([dm.Insert([{"n": n} for n in range(10_000)])])
@@ -258,7 +260,9 @@ def test_a_reader_gets_its_answer_though_it_cannot_index_the_column(
 def test_a_reader_pages_through_an_older_version_of_a_table_without_an_index(
     instance: Instance, rows: RowTable, dsn: str, tmp_path: Path
 ) -> None:
-    """The key of page tokens was made by a process that opened the instance for writing."""
+    """Another process, which had opened the instance for writing, made the key with which page tokens are
+    signed.
+    """
     with instance._supplier.connection() as conn:
         conn.execute("delete from row_page_key")  # an instance of an earlier release has no key
     with dm.connect(dsn, (tmp_path / "objects").as_uri()):
@@ -271,7 +275,7 @@ def test_a_reader_pages_through_an_older_version_of_a_table_without_an_index(
 def test_pages_of_an_older_version_end_with_a_restore_of_the_database(
     instance: Instance, rows: RowTable
 ) -> None:
-    """After a restore, the version may have other rows."""
+    """After a restore, the version may have other rows than before."""
     page = rows.query(TEXT, 150, version=1)
     assert len(rows.query(page=page.next_page).rows) == 50
     with instance._supplier.connection() as conn:

@@ -1,4 +1,4 @@
-"""Queries of row tables that wait for an index which is behind, or whose database is unavailable."""
+"""Queries of row tables that wait for an index that is behind, or whose database is unavailable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_server(dsn: str, statement: str, name: str) -> None:
 
 @pytest.fixture
 def two_databases(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Returns the names of two index databases that are not made again."""
+    """Yields the names of two index databases. A database that is dropped is not made again."""
     names = [f"{conninfo_to_dict(dsn)['dbname']}_index_{letter}" for letter in "ab"]
     given = conninfo_to_dict(make_conninfo(dsn))
     host = str(given["host"]).replace("/", "%2F")
@@ -98,7 +98,7 @@ def test_no_refusal_names_the_address_of_the_index(
 
 
 def test_a_page_goes_on_after_a_lost_connection(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that is lost once does not mean that the index is lost."""
+    """After one lost connection, the index does not count as lost."""
     rows = made(instance)
     page = rows.query(TEXT, 150, wait_seconds=60)
     is_lost: list[bool] = []
@@ -117,7 +117,7 @@ def test_a_page_goes_on_after_a_lost_connection(instance: Instance, monkeypatch:
 
 @pytest.mark.slow
 def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn: str, tmp_path: Path) -> None:
-    """A read-only process cannot start the work itself."""
+    """A read-only process cannot start the work on the index itself."""
     rows = made(instance)
     rows.query(TEXT, wait_seconds=60)
     with dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:

@@ -1,4 +1,4 @@
-"""The locks of a row table: granted, waited for and lost, with threads and processes."""
+"""The locks of a row table: how they are granted, waited for and lost, with threads and processes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_lock_of_a_dropped_table_is_not_granted(instance: Instance, rows: Ro
 
 @pytest.mark.slow
 def test_readers_and_writers_never_meet(rows: RowTable) -> None:
-    """Each retries again and again. Counters that only the locks protect show whether they meet."""
+    """Threads lock again and again. Counters that only the locks protect show if a reader meets a writer."""
     inside = {"read": 0, "write": 0}
     guard, wrong, times = threading.Lock(), list[dict[str, int]](), {"read": 0, "write": 0}
     deadline = time.monotonic() + 2.5
@@ -153,7 +153,7 @@ def test_readers_and_writers_never_meet(rows: RowTable) -> None:
 
 
 def _frozen(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Makes the next change freeze after its files are written, without renewals of its lease."""
+    """Makes the next change freeze after its files are written; its lease is then not renewed."""
     written, goes_on = threading.Event(), threading.Event()
     write = RowFiles.written
 

@@ -166,7 +166,7 @@ def _a_change(data: st.DataObject, model: RowModel, columns: tuple[Known, ...]) 
 
 
 def _versions(model: RowModel, row_id: int) -> st.SearchStrategy[int]:
-    """Returns versions to send, mostly the newest one."""
+    """Draws row versions to send with a change, mostly the newest one."""
     now = max(model.newest(row_id), 1)
     return st.sampled_from([now] * 8 + [max(now - 1, 1), now + 1])
 
@@ -176,7 +176,7 @@ def _cells(columns: tuple[Known, ...]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _after(columns: tuple[Known, ...], change: Any) -> tuple[Known, ...]:
-    """Returns roughly the columns after a change, so that most random changes fit."""
+    """Returns the columns after a change, approximately, so that most random changes fit them."""
     if hasattr(change, "rows"):
         return columns
     try:

@@ -1,4 +1,4 @@
-"""Queries of older versions of row tables: bounded memory and time, and interruption."""
+"""Queries of older versions of row tables: they have bounded memory and time, and can be interrupted."""
 
 from __future__ import annotations
 

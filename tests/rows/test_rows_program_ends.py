@@ -1,4 +1,4 @@
-"""Programs that end without closing an instance of row tables."""
+"""Programs with row tables that end without closing their instance."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_a_program_that_ends_without_close_prints_nothing_of_its_worker(dsn: str
 
 @pytest.mark.slow
 def test_a_program_with_an_embedded_server_prints_nothing(tmp_path: Path) -> None:
-    """The worker must end before the server is stopped."""
+    """The program's worker must end before the server is stopped."""
     assert printed(LOCAL, str(tmp_path / "lake")) == (0, "[(1,)]\n", "")

@@ -35,7 +35,7 @@ def instance(module_instance: Instance) -> Instance:
 
 @pytest.fixture(scope="module")
 def table(instance: Instance) -> RowTable:
-    """Returns a table with a history: of 300 rows some were changed and some deleted."""
+    """Returns a table with a history: of its 300 rows, some were changed and some deleted."""
     rows = instance.create_row_table("t", COLUMNS)
     rows.change([dm.Insert(rows_of(300))])
     rows.snapshot("first")
@@ -59,7 +59,7 @@ def _read(rows: RowTable, version: int | None) -> pa.Table:
 
 
 def judged(rows: RowTable, text: str, version: int | None = None) -> list[tuple[Any, ...]]:
-    """Returns DuckDB's answer to the same text, over the rows of the files."""
+    """Returns DuckDB's answer to the same query, over the rows that the files have."""
     with duckdb.connect() as judge:
         # a copy, because filters that DuckDB hands to Arrow leave out NaN
         judge.register("given", _read(rows, version))
@@ -70,7 +70,7 @@ def judged(rows: RowTable, text: str, version: int | None = None) -> list[tuple[
 
 
 def shown(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Returns rows with JSON as text, as DuckDB has it."""
+    """Returns rows in DuckDB's form, with JSON as text."""
     return [
         tuple(v for v in row if not isinstance(v, dict) and not str(v).startswith('{"i"')) for row in rows
     ]
@@ -203,7 +203,7 @@ def test_a_token_belongs_to_one_query_of_one_table(
 
 
 def test_values_are_given_as_parameters_on_each_page(table: RowTable) -> None:
-    """Covers also an older version, which is read from the files."""
+    """An older version, which is read from the files, is queried too."""
     hostile = "x'; drop table t; --"
     text = "select name from t where row_id > $least and (name <> $name or name is null) limit $most"
     literal = "where row_id > 40 and (name <> 'x''; drop table t; --' or name is null) limit 150"
@@ -287,7 +287,7 @@ def test_locate_finds_the_rows_with_the_given_keys(instance: Instance, table: Ro
 def test_a_repeated_query_rarely_looks_for_its_job(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers a job that fails each time."""
+    """The job fails each time in some cases."""
     looks = 0
     status = JobStore.status
 

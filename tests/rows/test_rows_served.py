@@ -1,4 +1,4 @@
-"""Row tables over HTTP: the client's calls, CSV in and out, tokens, and jobs that start once."""
+"""Row tables over HTTP: the client's calls, CSV uploads and downloads, tokens, and jobs that start once."""
 
 from __future__ import annotations
 
@@ -207,7 +207,9 @@ def test_errors_have_their_class_and_their_message(
 
 @pytest.mark.slow
 def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
-    """Pages go on at their version. A changed token, or one of another table, is refused."""
+    """Later pages show the version of the first page. A changed token, or another table's token, is
+    refused.
+    """
     rows.change([dm.Insert([{"name": f"row {n}", "n": n} for n in range(25)])])
     first = rows.query(ALL, 10, wait_seconds=60)
     rows.change([dm.Insert([{"n": -1}]), dm.Remove([(20, 1)])])
@@ -326,7 +328,7 @@ def put_file(url: str, **headers: str) -> httpx.Response:
 def test_a_file_of_another_media_type_is_not_put(
     url: str, rows: RemoteRowTable, instance: Instance, headers: dict[str, str]
 ) -> None:
-    """Any web page in a browser can send the media types of forms."""
+    """Any web page in a browser can send requests with the media types of forms."""
     refused = put_file(url, **headers)
     assert (refused.status_code, refused.json()["type"]) == (415, "urn:dormouse:unsupported-media-type")
     assert list(instance.objects.list("row_files/")) == []

@@ -1,4 +1,4 @@
-"""Queries of row tables: allowed SQL is bound and written again, and all other SQL is refused."""
+"""Queries of row tables: allowed SQL is parsed and written anew, and all other SQL is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bound(text: str) -> Statement:
 
 
 def written(statement: Statement) -> list[tuple[str, dict[str, Any]]]:
-    """Returns all statements that PostgreSQL gets for a query: first and later pages, and counts."""
+    """Returns all statements that a query becomes: for its first and its later pages, and for counts."""
     found = [pages.count_statement(statement, "source", POSTGRES)]
     if not statement.is_plain:
         return [*found, pages.grouped(statement, "source", POSTGRES, 11, statement.offset)]
@@ -72,7 +72,7 @@ def test_a_parameter_is_bound_like_its_value_as_a_literal(text: str) -> None:
 
 
 def outcome(binding: Callable[..., Statement], text: str, values: Any) -> Statement | str:
-    """Returns a statement, or the error."""
+    """Returns a statement, or the text of the error if it is refused."""
     try:
         return binding(text, "t", tuple(COLUMNS), statements.given(values))
     except InvalidQuery as refused:
@@ -251,7 +251,7 @@ def test_values_travel_as_parameters_of_their_columns_types() -> None:
     ],
 )
 def test_every_accepted_statement_can_be_written_within_pythons_stack(text: str, is_taken: bool) -> None:
-    """Covers later pages, and calls from a deep stack."""
+    """This includes the statements of later pages, and calls from a deep stack."""
     if not is_taken:
         with pytest.raises(InvalidQuery, match="nested too deeply"):
             bound(text)
@@ -269,7 +269,7 @@ def test_a_parameter_with_too_many_digits_is_refused() -> None:
 
 
 def test_long_texts_are_not_cached() -> None:
-    """Otherwise long lists of other ids each time would fill the memory."""
+    """Cached lists of ids, long and different each time, would fill the memory."""
     listed = ", ".join(map(str, range(5_000)))
     before = statements._cached.cache_info().currsize
     for text, values in (

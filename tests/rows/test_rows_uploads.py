@@ -39,7 +39,7 @@ def sent(instance: Instance) -> list[str]:
 def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This can happen in S3, whose objects are read in ranges."""
+    """This can happen in S3, where an object is read range by range."""
 
     class Vanishing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:

@@ -252,7 +252,7 @@ def test_json_that_would_change_is_refused_by_every_interface(tmp_path: Path, te
 @pytest.mark.parametrize("kind", ["INTEGER", "DOUBLE"])
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2007", "\u3000"])
 def test_a_number_with_a_blank_beyond_ascii_is_refused(kind: Any, blank: str) -> None:
-    """Tables refuse such a cell, too."""
+    """Other tables refuse such a cell, too."""
     column = Column("n", kind)
     assert of_text(column, pa.array([" 5\t"])).to_pylist() == [5]
     with pytest.raises(InvalidRow, match="number"):

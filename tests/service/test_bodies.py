@@ -1,4 +1,4 @@
-"""Tests that bodies of large requests are deleted with their messages, even if a process dies in between."""
+"""Tests that bodies of large requests are deleted with their messages, even if a process dies between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(instance: Instance) -> list[str]:
 
 
 def aged(instance: Instance, seconds: float) -> None:
-    """Renames all bodies, so that they appear `seconds` older."""
+    """Renames all bodies so that they appear to be `seconds` older."""
     for name in names(instance):
         made = int(1_000 * ((made_at(name) or 0) - seconds))
         data = instance._objects.get(name)
@@ -77,7 +77,7 @@ def test_a_body_left_by_a_committer_that_died_is_deleted(instance: Instance, que
 
 
 def test_a_body_is_kept_until_its_own_table_has_the_commit(instance: Instance, queue: PointerQueue) -> None:
-    """Another table has applied the same commit id, but the message for this table may still be in SQS."""
+    """Another table has applied a commit with the same id. The message for this table may still be in SQS."""
     instance.create_table("u", instance.table("t").schema)
     instance.submit([add("u", "x", "c")])
     assert [o.state for o in instance.committer().drain()] == ["applied"]
@@ -115,7 +115,7 @@ def test_a_body_whose_message_was_never_sent_is_deleted(instance: Instance, queu
 
 
 def test_a_body_is_kept_as_long_as_an_instance_may_be_paused(instance: Instance, queue: PointerQueue) -> None:
-    """A paused instance sends its messages again for that long, and only SQS knows which messages exist."""
+    """A paused instance sends its messages again for that time, and only SQS knows which messages exist."""
     queue.send([large("c")])
     query(instance._supplier, "delete from commit_message")
     aged(instance, 365 * DAY_SECONDS)
@@ -138,7 +138,7 @@ def test_the_body_of_a_dead_letter_is_kept_as_long_as_its_table(
 
 
 def test_other_objects_are_not_deleted(instance: Instance) -> None:
-    """A body of an older Dormouse, whose name has no time, stays too, unless its commit is applied."""
+    """A body of an older Dormouse, whose name has no time, also stays, unless its commit is applied."""
     instance.submit([add("t", "a", "applied")])
     instance.committer().drain()
     old = {key: f"commits/{narrow_id(key).hex}-{uuid4().hex}.json" for key in ("applied", "unknown")}

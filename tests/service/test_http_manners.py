@@ -27,7 +27,7 @@ def http(instance: Instance, table_t: Table) -> Iterator[httpx.Client]:
 
 
 def ended(http: httpx.Client, kind: str, **request: Any) -> str:
-    """Starts a job, waits for its end, and returns its path."""
+    """Starts a job and waits for its end; returns the job's path."""
     answer = http.post("/v1/jobs", json={"kind": kind, "request": request})
     assert answer.status_code == 202, answer.text
     path = f"/v1/jobs/{answer.json()['job_id']}"
@@ -115,7 +115,7 @@ def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table
 
 @pytest.mark.slow
 def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
-    """This holds for every path that takes GET."""
+    """Every path that accepts GET accepts HEAD."""
     job = ended(http, "query", statement="select * from t")
     fixed = ["/health", "/docs", "/v1/tables", "/v1/tables/t", "/v1/tables/t/files", "/v1/jobs"]
     fixed += [f"{job}/result", f"{job}/answer", "/v1/tables/none"]
@@ -144,7 +144,7 @@ def test_rows_are_sent_as_a_json_array_on_request(http: httpx.Client) -> None:
 
 @pytest.mark.slow
 def test_an_unknown_query_parameter_is_refused(http: httpx.Client) -> None:
-    """A misspelt limit must not be ignored, because the answer would have other rows."""
+    """A misspelt limit must not be ignored, because the answer would have additional rows."""
     assert "did you mean 'limit'" in refused(http.get("/v1/tables/t/files?limt=1"), 400, "invalid-input")
     assert "'x'" in refused(http.post("/v1/sql?x=1", json={"statement": "select 1"}), 400, "invalid-input")
     assert "twice" in refused(http.get("/v1/jobs?limit=1&limit=2"), 400, "invalid-input")
@@ -157,7 +157,7 @@ def test_an_unknown_query_parameter_is_refused(http: httpx.Client) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bad", ["%ff", "%fe", "%c3%28", "%ed%b0%af", "a%2F%ff"])
 def test_a_path_or_query_that_is_not_utf8_is_refused(http: httpx.Client, bad: str) -> None:
-    """Several paths could otherwise name the same thing."""
+    """Otherwise several paths could name the same thing."""
     at = "2026-03-05T12:00:00Z"
     for method, path in [
         ("PUT", f"/v1/payloads/acme/{bad}/{at}/k"),
@@ -177,7 +177,7 @@ def test_a_path_or_query_that_is_not_utf8_is_refused(http: httpx.Client, bad: st
 
 
 DEEP = 480
-"""A depth of nested lists that readers of JSON still accept."""
+"""A depth of nested lists that JSON parsers still accept."""
 
 
 NESTED: list[tuple[str, str, dict[str, Any]]] = [
@@ -325,7 +325,7 @@ def test_a_result_contains_no_path_of_the_service(instance: Instance) -> None:
 
 @pytest.mark.slow
 def test_lists_are_divided_into_pages(http: httpx.Client, instance: Instance) -> None:
-    """Each page has the beginning of the next, and all pages together are the whole list."""
+    """Each page names the beginning of the next page, and all pages together are the whole list."""
 
     def pages(path: str, name: str, cursor: str = "after") -> list[list[Any]]:
         found, following = [], ""
@@ -362,7 +362,7 @@ def test_lists_are_divided_into_pages(http: httpx.Client, instance: Instance) ->
 
 @pytest.mark.slow
 def test_an_error_carries_its_data(http: httpx.Client, instance: Instance) -> None:
-    """A program can read the rows in conflict without parsing the message."""
+    """A program can read the rows in conflict from the data, without parsing the message."""
     rows = instance.row_table("r")
     rows.change([dm.Insert([{"n": 1}, {"n": 2}])])
     rows.change([dm.Update([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}])])

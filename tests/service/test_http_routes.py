@@ -29,11 +29,11 @@ VALUES = {
     "column": "f", "id": "1", "inserted_at": AT, "kind": "k", "name": "x.txt", "row": "1:1", "row_id": "1",
     "tenant": "t",
 }  # fmt: skip
-"""A value for each parameter of a path; a new parameter needs one here."""
+"""The value for each parameter of a path. A new parameter needs one here."""
 
 
 def schema_of(path: str, method: str = "get", status: str = "200") -> dict[str, Any]:
-    """Returns the schema of an answer in JSON, or an empty dict if it has none."""
+    """Returns the schema of an answer in JSON, or an empty dict if the answer has none."""
     content = PATHS[path][method]["responses"].get(status, {}).get("content", {})
     name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
     return dict(APP.openapi()["components"]["schemas"].get(name, {}))
@@ -141,7 +141,7 @@ def test_each_list_is_divided_into_pages(served: Served, path: str) -> None:
 
 
 def test_every_list_has_pages() -> None:
-    """A list without pages is found by its schema: it has one array, and no `next`."""
+    """A list without pages is found by the schema of its answer: one array, and no `next`."""
     for path in READ:
         properties = schema_of(path).get("properties", {})
         arrays = [name for name, one in properties.items() if one.get("type") == "array"]
@@ -220,7 +220,7 @@ def test_parts_of_an_answer_are_fetched_by_ranges(served: Served, path: str) -> 
 
 
 def test_paths_of_binary_objects_support_ranges() -> None:
-    """These paths return an object unchanged, so its size is known."""
+    """These paths return an object unchanged, so the size of the answer is known."""
     binary = [
         path
         for path in READ
@@ -234,7 +234,7 @@ def test_paths_of_binary_objects_support_ranges() -> None:
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_answer_contains_a_path_of_the_server(served: Served, method: str, path: str) -> None:
-    """This includes errors about unknown names and invalid bodies."""
+    """Errors about unknown names and invalid bodies are tested too."""
     place = served.instance.objects.url.removeprefix("file://")
     bodies: list[Any] = [None] if method == "GET" else [None, {}, {"statement": f"select * from '{place}'"}]
     url = served.url(path)

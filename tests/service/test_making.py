@@ -1,4 +1,4 @@
-"""Tests of pieces of an answer, passed from a thread to the event loop."""
+"""Tests of pieces of an answer that a thread passes to the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dormouse.service.work import WHOLE_BYTES_MAX, Making, Piece
 
 
 def test_an_error_after_the_reader_left_is_not_reported() -> None:
-    """Asyncio would otherwise log the error during a garbage collection, at any point of the program."""
+    """Asyncio would otherwise log the error during some later garbage collection."""
     reported: list[dict[str, Any]] = []
     stopped = threading.Event()
 

@@ -1,4 +1,4 @@
-"""`dormouse serve` as a process: it prints its URL, serves TLS, requires its token and shuts down cleanly."""
+"""The program `dormouse serve`: it prints its URL, serves TLS, requires its token and shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def objects(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def served(
     dsn: str, objects: str, *options: str, ignored: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yields the process, started with SIGINT ignored or not, and the URL that it printed."""
+    """Yields the process and the URL that it printed. With `ignored`, the process starts with SIGINT
+    ignored.
+    """
     command = [DORMOUSE, "serve", "--port", "0", "--json", "--dsn", dsn, "--objects", objects, *options]
     command = [*IGNORING, *command] if ignored else command
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -70,7 +72,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def refused(*options: str) -> str:
-    """Checks that a service does not start because of bad usage, and returns its only line."""
+    """Checks that a service does not start because of wrong options; returns the only line of its output."""
     command = [DORMOUSE, "serve", "--dsn", "host=/nowhere", "--objects", "file:///nowhere", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
@@ -83,7 +85,7 @@ def refused(*options: str) -> str:
     [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
 )
 def test_running_requests_finish_after_a_signal(dsn: str, objects: str, number: int, ignored: bool) -> None:
-    """A service started with SIGINT ignored, as by a shell in the background, ends only at SIGTERM."""
+    """A service that starts with SIGINT ignored, as in the background of a shell, ends only at SIGTERM."""
     with served(dsn, objects, ignored=ignored) as (process, url):
         if ignored:
             process.send_signal(signal.SIGINT)
@@ -151,7 +153,7 @@ def test_a_service_with_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_crashed_workers_are_replaced_and_all_workers_end_together(dsn: str, objects: str) -> None:
-    """Metrics are sums over all workers. A killed supervisor leaves no worker behind."""
+    """The metrics are sums over all workers. A killed supervisor leaves no worker behind."""
     with served(dsn, objects, "--workers", "2", "--sql-workers", "0") as (process, url):
         before = children(process.pid)
         assert len(before) == 2

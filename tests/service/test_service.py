@@ -1,4 +1,4 @@
-"""The query service of a real instance: it answers like the Python API, and names mistakes."""
+"""The query service of a real instance. It answers like the Python API, and its errors name the mistake."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ask(url: str, accept: str = JSON_LINES, *, table: str = "flights", **body: A
 
 
 def in_json(value: Any) -> Any:
-    """Returns a value of a row as JSON lines contain it."""
+    """Returns a value of a row in the form of JSON lines."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
@@ -215,7 +215,7 @@ def test_long_lists_are_answered(url: str) -> None:
 
 @pytest.mark.slow
 def test_long_statements_are_answered_or_refused_within_the_time_limit(instance: dm.Instance) -> None:
-    """DuckDB needs quadratic time to plan some statements, and cannot be interrupted meanwhile."""
+    """DuckDB takes quadratic time to plan some statements, and cannot be interrupted meanwhile."""
     with serving(instance, sql_workers=1, seconds_max=3) as url:
         for more in ("+1" * 400_000, "(" * 500_000, " union all select 1" * 20_000, " and 1=1" * 50_000):
             found = http_post(f"{url}/v1/sql", json={"statement": f"select 1{more}"}, timeout=60)

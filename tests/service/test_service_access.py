@@ -1,4 +1,4 @@
-"""Tests of access to the query service, of settings that it refuses, and of a database that goes away."""
+"""Tests of access to the query service, of settings that it refuses, and of a database that is lost."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def test_a_database_that_is_unreachable_for_a_while(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests get 503 meanwhile, and answers again afterwards, without a restart of the service."""
+    """Requests get status 503 during that time. Later they get answers again without a restart of the
+    service.
+    """
     monkeypatch.setenv("DORMOUSE_CONNECTION_WAIT_SECONDS_MAX", "1")
     dsn = new_database(template_database)
     name = conninfo_to_dict(dsn)["dbname"]

@@ -1,4 +1,4 @@
-"""Requests of a hostile client: broken bodies, ids with odd characters, and forged lines of the log."""
+"""Requests of a hostile client: broken bodies, ids with unusual characters, and forged lines of the log."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def head(path: str, *headers: str) -> bytes:
 
 
 def answered(url: str, *parts: bytes, ends: bool = False) -> bytes:
-    """Returns what a server sends until it closes. If `ends`, the client closes its side first."""
+    """Returns the bytes that a server sends until it closes. With `ends`, the client closes its side
+    first.
+    """
     with connected(url) as sock:
         sock.settimeout(SECONDS_MAX / 2)
         for part in parts:
@@ -115,7 +117,7 @@ def test_an_invalid_second_request_is_answered_after_the_first(url: str) -> None
 
 
 def test_trailers_after_a_body_are_no_headers(instance: Instance) -> None:
-    """A proxy may pass trailers that it refuses as headers, and their number has no limit."""
+    """A proxy may pass on trailers that it would refuse as headers, and their number has no limit."""
     chunked = ["content-type: application/json", "transfer-encoding: chunked"]
     with serving(instance, token="s3cret") as url:  # noqa: S106
         trailer = b"2\r\n{}\r\n0\r\nauthorization: Bearer s3cret\r\n\r\n"
@@ -184,7 +186,7 @@ def test_an_existing_job_with_such_an_id_can_be_read(
 @example(name="..")
 @example(name="%2F")
 def test_every_name_is_reachable_when_quoted(url: str, client: Client, instance: Instance, name: str) -> None:
-    """This holds for jobs, snapshots and cuts, through the client and through HTTP."""
+    """The names are those of jobs, snapshots and cuts, used through the client and through HTTP."""
     job_id = client.jobs.start("query", {"statement": "select 1"}, job_id=name)
     assert client.jobs.status(job_id).job_id == name == instance.jobs.status(name).job_id
     table = instance.row_table("samples")

@@ -1,4 +1,6 @@
-"""Generated requests against the service's own description: no crash, and answers as described."""
+"""Random requests made from the service's own description. It must not crash, and must answer as
+described.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of unknown clients: they hold few connections for a short time, and fill no memory or disk."""
+"""Tests of unknown clients. They can hold few connections for a short time, and fill no memory or disk."""
 
 from __future__ import annotations
 

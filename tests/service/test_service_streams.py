@@ -1,4 +1,4 @@
-"""Streams of the query service at the socket: clients that vanish, stall or are slow; limits; failures."""
+"""Streams of the query service at the socket level: vanished, stalled or slow clients; limits; failures."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_reading_of_a_file_ends_when_its_client_stalls_or_leaves(leaves: bool) -
 
 @pytest.mark.slow
 def test_a_slow_client_gets_the_whole_answer() -> None:
-    """The whole answer takes longer than a client may stall."""
+    """The whole answer takes longer than the time for which a client may stall."""
     source = pa.table({"text": ["x" * 1_000] * 20_000})
     with (
         serving(stand_in(sql=lambda *_, **__: source.to_reader(2_000)), client_stall_seconds_max=1) as url,
@@ -186,7 +186,7 @@ def test_an_answer_too_large_at_its_first_rows_is_a_problem(limit: str, word: st
 
 
 def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
-    """Yields the batches of a truncated stream, with their metadata."""
+    """Yields the batches of a truncated stream, each with its metadata or None."""
     with pa.ipc.open_stream(content) as reader:
         while True:
             try:
@@ -207,7 +207,7 @@ def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, b
 def test_an_answer_that_fails_after_its_first_rows_breaks_off(
     settings: dict[str, Any], after: int | None, kind: str
 ) -> None:
-    """An answer in Arrow ends with an empty batch that has the reason. No format gets its regular end."""
+    """An answer in Arrow ends with an empty batch that has the reason. No format gets its regular ending."""
     for media_type in (ARROW, JSON_LINES, CSV) if not settings.get("seconds_max") else (ARROW,):
         source = Endless(after=after)
         with serving(instance(source), **settings) as url:

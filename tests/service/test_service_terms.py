@@ -1,4 +1,4 @@
-"""The terms of each path: its right, slots and deadline; and previews of hostile CSV files."""
+"""The terms of each path, which are its right, slots and deadline; and previews of hostile CSV files."""
 
 from __future__ import annotations
 

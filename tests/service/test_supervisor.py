@@ -46,7 +46,9 @@ def test_a_process_that_dies_while_others_start_is_restarted(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The supervisor restarts it a few times. Then the service ends, and names the process and its exit."""
+    """The supervisor restarts the process a few times. Then the service ends, and names the process and its
+    exit.
+    """
     monkeypatch.setattr(supervisor, "AGAIN_SECONDS", 0)
     ends = iter(codes)
     processes = Supervisor("127.0.0.1", 0, DYING, lambda number, port: next(ends, None))
@@ -66,7 +68,7 @@ def test_a_process_that_dies_while_others_start_is_restarted(
 def test_a_stop_during_a_start_ends_the_starting_process_too(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop comes during the second start, or the third, which replaces the first process."""
+    """The stop comes during the second start, or during the third, which replaces the first process."""
     monkeypatch.setattr(supervisor, "AGAIN_SECONDS", 0)
     starts = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""The tables `[backup]` and `[audit]`: their contradictions and their costs."""
+"""The tables `[backup]` and `[audit]` of the settings file: their contradictions and their costs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_costs_of_a_backup_depend_on_its_retention() -> None:
 
 
 def test_the_costs_of_a_copy_are_storage_key_and_transfer() -> None:
-    """The transfer costs only while the instance runs."""
+    """The transfer of data has a cost only while the instance runs."""
     given = {"objects": False, "retention_days": 3, "copy_region": "eu-west-2"}
     there, snapshots, way = lines("backup", backup=given)
     assert there.resource == "S3 in eu-west-2, 1,133 GB"

@@ -1,4 +1,4 @@
-"""Regions whose databases cannot be verified are refused by name until their certificates are added."""
+"""Regions whose databases cannot be verified. They are refused by name until their certificates are added."""
 
 from __future__ import annotations
 

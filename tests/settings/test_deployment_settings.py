@@ -1,4 +1,4 @@
-"""The file of a deployment's settings: all mistakes are reported at once, in lines, as InvalidInput."""
+"""The file of a deployment's settings. All mistakes are reported at once, one a line, as InvalidInput."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ availability_zones = ["eu-west-1a", "eu-west-1b"]
 
 
 def lines(text: str) -> list[str]:
-    """Returns the lines of the error for a file that begins with a valid id."""
+    """Returns the lines of the error for a settings file. The file begins with a valid id, then `text`."""
     with pytest.raises(InvalidInput) as caught:
         parse(tomllib.loads(text if text.startswith("id =") else f'id = "dev"\n{text}'), "f")
     found = str(caught.value).splitlines()

@@ -106,7 +106,7 @@ def test_with_a_certificate_clients_speak_https() -> None:
 
 @pytest.mark.parametrize("endpoints", ["create", "existing"])
 def test_endpoints_of_an_existing_vpc_must_be_chosen(endpoints: str) -> None:
-    """They would take over the names of these services for everything in the VPC."""
+    """Chosen without need, they would take over the names of these services for everything in the VPC."""
     document = {"id": "dev", "network": EXISTING_VPC, "query": {}}
     with pytest.raises(InvalidInput, match=r'query\.endpoints: it must be "create" or "existing"'):
         parse(document)

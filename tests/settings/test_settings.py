@@ -117,7 +117,7 @@ def models() -> list[type[pydantic.BaseModel]]:
 
 @pytest.mark.slow
 def test_every_setting_is_used() -> None:
-    """Code outside of the settings reads each setting, or a property derived from it."""
+    """Each setting must be read by code outside of the settings, directly or through a derived property."""
     files = [ROOT / "app.py", *(path for one in READERS for path in (ROOT / one).rglob("*.py"))]
     read = {name for path in files if SETTINGS not in path.parents for name in attributes(tree(path))}
     for path in SETTINGS.glob("*.py"):

@@ -1,4 +1,4 @@
-"""Settings with an ARN for which AWS accepts only the instance's own region or account."""
+"""Settings with an ARN that must be in the instance's own region or account."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refusal(text: str) -> str:
     ],
 )
 def test_resources_of_another_region_are_refused_before_a_deploy(table: str, key: str, arn: str) -> None:
-    """This happens with the settings file of an instance that is restored in another region."""
+    """The settings file of an instance that is restored in another region has such ARNs."""
     beside = {"database": 'kind = "serverless"\n', "query": 'host = "q.example.org"\n'}.get(table, "")
 
     def text(region: str) -> str:

@@ -1,4 +1,6 @@
-"""Loads of a new user's files into a table by one command, with any column names, and out again."""
+"""Files of a new user. One command loads them into a table, with any names of columns, and one writes them
+out.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,7 @@ def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Pa
 
 
 def test_data_can_have_a_column_named_row_number(lake: Instance) -> None:
-    """Uses the name of an attribute of `Files`, which must not be taken for that attribute."""
+    """The name is that of an attribute of `Files`, which must not be used in the column's place."""
     data = pa.table({"row_number": [1, 2], "v": ["a", "b"]})
     table = lake.create_table("t", like=data, row_keys=["row_number"])
     table.ingest(data.to_pandas())
@@ -136,7 +138,7 @@ def test_data_can_have_a_column_named_row_number(lake: Instance) -> None:
 def test_concurrent_loads_get_different_running_numbers(
     lake: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gives a load that begins while another one runs the numbers after those of the other."""
+    """A load that begins while another runs gets the numbers after those of the other."""
     path = tmp_path / "x.csv"
     path.write_text("v\n1\n2\n3\n")
     files = dm.Files(str(path), row_number="n")

@@ -1,4 +1,4 @@
-"""Data that lacks columns of its table or has new ones, with the same rules in every format."""
+"""Data that lacks columns of its table or has new ones. The rules are the same in every format."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_upserts_accept_missing_columns(instance: Instance, tmp_path: Path, feed
 
 
 def test_missing_members_of_json_get_the_default_object_by_object(instance: Instance, tmp_path: Path) -> None:
-    """Distinguishes a written null from a missing member, which gets the default."""
+    """A null that is written is not the same as a missing member, which gets the default."""
     rows = [
         {"k": 1, "v": "a", "n": None, "src": "x"},
         {"k": 2, "v": "b"},

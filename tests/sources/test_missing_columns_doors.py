@@ -1,4 +1,4 @@
-"""Data that lacks a column of its table or has a new one, with the same rules at every door."""
+"""Data that lacks a column of its table or has a new one. The rules are the same at every door."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ HAS_MORE = pa.table({"k": [2], "v": ["b"], "extra": [1.5]})
 
 
 class Doors:
-    """The ways to load rows into one table. Each raises an error, or fails an assertion, with the message."""
+    """The ways to load rows into one table. Each raises an error, or fails an assertion, with the error's
+    message.
+    """
 
     def __init__(self, instance: Instance, dsn: str, folder: Path, cli: Any, patch: Any) -> None:
         self.instance, self.dsn, self.folder, self.cli, self.patch = instance, dsn, folder, cli, patch

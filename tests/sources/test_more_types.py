@@ -73,7 +73,9 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dm.Instance]:
 
 @pytest.fixture(scope="module")
 def table(lake: dm.Instance, data: pa.Table) -> dm.Table:
-    """A table with several files in each leaf; some leaves were divided at a time or at the median."""
+    """Returns a table with several files in each leaf. Some leaves were divided at a time or at the
+    median.
+    """
     table = lake.create_table("t", SCHEMA, split_points=[datetime(2020, 1, 1), FIRST.replace(year=2030)])
     for start in range(0, ROWS, ROWS // 4):
         table.ingest(data.slice(start, ROWS // 4))

@@ -1,4 +1,4 @@
-"""JSON files that nest deeply, read as text up to a depth and refused in one line beyond it."""
+"""Deeply nested JSON files, read as text up to a depth and refused in one line beyond that depth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBJECTS, LISTS = ('{"a":', "1", "}"), ("[", "", "]")
 
 
 def nested(depth: int, kind: tuple[str, str, str]) -> str:
-    """Returns a JSON object that has this depth of nesting in all."""
+    """Returns a JSON object with this total depth of nesting."""
     begin, inner, end = kind
     return f'{{"k": 1, "v": {begin * (depth - 1)}{inner}{end * (depth - 1)}}}'
 

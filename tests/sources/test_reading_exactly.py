@@ -1,4 +1,4 @@
-"""Values of files, which are read exactly, or refused or kept as text where they are ambiguous."""
+"""Values of files. They are read exactly; ambiguous ones are refused or stay texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ K = dm.Field("k", dm.LONG)
 
 
 def written(folder: Path, **texts: str | bytes) -> str:
-    """Writes files to a folder and returns it; the dot of a file name is given as an underscore."""
+    """Writes files to a folder and returns the folder. An underscore in a name stands for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         path = folder / name.replace("_", ".")
@@ -34,7 +34,7 @@ def written(folder: Path, **texts: str | bytes) -> str:
 
 
 def inferred(data: Any, name: str) -> list[Any]:
-    """Returns a column's values read with the schema inferred from the files."""
+    """Returns a column's values, read with the schema inferred from the files."""
     found = infer(data, ["k"])
     return [
         value for batch in open_source(found.files, found.schema).batches for value in batch[name].to_pylist()
@@ -42,7 +42,7 @@ def inferred(data: Any, name: str) -> list[Any]:
 
 
 def loaded(data: Any, name: str, kind: dm.DataType) -> list[Any]:
-    """Returns a column's values read for an existing table whose column has the type."""
+    """Returns a column's values, read for an existing table whose column has the type."""
     source = open_source(data, dm.Schema([K], [], [dm.Field(name, kind, nullable=True)]))
     return [value for batch in source.batches for value in batch[name].to_pylist()]
 
@@ -136,7 +136,7 @@ def test_whole_numbers_that_a_double_cannot_hold_are_refused(tmp_path: Path) -> 
 def test_the_shortest_text_of_a_floating_point_number_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reads the shortest text of a number, which Arrow, every export and JavaScript write."""
+    """Arrow, every export and JavaScript write the shortest text of a number that is read back exactly."""
     shortest = {
         dm.DOUBLE: {"1152921504606847000": 2.0**60, "12345678901234567000": 12345678901234567168.0},
         dm.FLOAT: {"123456790": 123456792.0, "16777216": 2.0**24},
@@ -294,7 +294,7 @@ def test_int96_times_beyond_the_range_of_nanoseconds_are_read(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["infinity", "-infinity", "Infinity", "epoch", '" Epoch "'])
 def test_special_time_words_of_postgresql_are_texts(tmp_path: Path, word: str) -> None:
-    """Covers words such as "infinity", for which DuckDB's strptime returns 1900-01-01 in any format."""
+    """One such word is "infinity". DuckDB's strptime returns 1900-01-01 for them in any format."""
     text = word.strip('" ')
     for name, time, kind in (
         ("iso", "2020-01-31", dm.DATE),
@@ -381,7 +381,7 @@ def test_a_double_is_inferred_only_for_numbers_it_can_hold(
 def test_json_numbers_are_kept_exactly_or_refused(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers numbers that DuckDB's reader of JSON would round to doubles."""
+    """DuckDB's reader of JSON would round such numbers to doubles."""
     monkeypatch.setattr(odd_numbers, "_BLOCK_BYTES", 16)
     for number, lines in enumerate(([text], ["0.5", text], [f"[{text}, 1.5]"], [f'{{"x": {text}}}'])):
         rows = "".join(f'{{"k": {at}, "v": {line}}}\n' for at, line in enumerate(lines))

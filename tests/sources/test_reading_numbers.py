@@ -1,4 +1,4 @@
-"""Numbers in text files, read exactly or refused with file, line, column and value."""
+"""Numbers in text files. They are read exactly, or refused with file, line, column and value."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ K = dm.Field("k", dm.LONG)
 
 
 def loaded(path: Any, kind: DataType) -> list[Any]:
-    """Returns the values of a file's column `v`, read for a table in which it has the type."""
+    """Returns the values of a file's column `v`, read for a table whose column has the type."""
     source = open_source(path, dm.Schema([K], [], [dm.Field("v", kind, nullable=True)]))
     return [value for batch in source.batches for value in batch["v"].to_pylist()]
 
 
 def written(path: Path, values: list[str]) -> str:
-    """Writes a CSV or JSON file with one row for each value."""
+    """Writes a CSV or JSON file with one row for each value; returns its path."""
     if path.suffix == ".csv":
         path.write_text("k,v\n" + "".join(f"{k},{value}\n" for k, value in enumerate(values)))
     else:
@@ -83,7 +83,7 @@ def test_decimals_are_read_with_a_decimal_comma(tmp_path: Path) -> None:
 
 
 def exact(text: str, kind: DataType) -> Decimal | None:
-    """Returns the value according to Python's Decimal, or None if the type cannot hold it."""
+    """Returns the value of a text by Python's Decimal, or None if the type cannot hold it."""
     context = Context(prec=200, traps=[InvalidOperation])
     value = Decimal(text)
     assert kind.precision is not None and kind.scale is not None

@@ -1,4 +1,4 @@
-"""The first questions about a table: its number of rows, its first rows, its files; and `exist_ok`."""
+"""The first calls of a new user: the number of rows, the first rows, the files; and `exist_ok`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_head_returns_the_first_rows_in_order(table: Table) -> None:
 def test_descending_queries_return_the_last_rows_first(
     instance: Instance, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers a list too long for a statement, and a handle that does not know that a column was renamed."""
+    """A list may be too long for a statement, and a handle may not know that a column was renamed."""
     monkeypatch.setattr(parsed, "STATEMENT_CHARACTERS_MAX", 1_000)
     before, old_handle = table.history.record_cut(), instance.table(table.name)
     where = {"k": [*range(100, 900, 3), dm.Range(990, 995)], "name": ["n1", "n2", None], "x": dm.Range(26.0)}
@@ -140,7 +140,7 @@ def test_other_handles_follow_a_changed_aggregate_or_filter(instance: Instance) 
 
 @pytest.mark.slow
 def test_live_files_give_the_rows_without_dormouse(table: Table) -> None:
-    """Reads the files and conditions with DuckDB, after splits and deletions and at other moments."""
+    """DuckDB reads the files with the conditions, after splits and deletions and at other moments."""
 
     def expected(as_of: Any = None) -> list[tuple[Any, ...]]:
         return sorted(tuple(row.values()) for row in table.query(as_of=as_of).read_all().to_pylist())

@@ -1,4 +1,4 @@
-"""Text files: the format is found from their beginning, and every value is read exactly."""
+"""Text files. Their format is inferred from their beginning, and every value is read exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.writing import infer, open_source
 
 
 def read(data: Any, *keys: str, types: dict[str, dm.Field] | None = None) -> tuple[dict[str, str], list[Any]]:
-    """Returns the inferred types, and all rows."""
+    """Returns two things: the inferred types by column, and all rows."""
     found = infer(data, keys)
     rows = [row for batch in open_source(found.files, found.schema).batches for row in batch.to_pylist()]
     return {field.name: str(field.type) for field in found.schema.fields}, rows
@@ -60,7 +60,7 @@ def test_na_is_null_only_beside_numbers(tmp_path: Path) -> None:
 
 
 def test_an_inferred_type_loses_nothing(tmp_path: Path) -> None:
-    """Covers values that DuckDB alone would change: codes, long numbers and offsets of time zones."""
+    """The values are codes, long numbers and offsets of time zones, which DuckDB alone would change."""
     path = written(
         tmp_path, "t.csv", "k,zip,big,at\n1,00501,12345678901234567890,2020-01-01T00:00:00+02:00\n"
     )
@@ -303,7 +303,7 @@ def test_the_format_of_a_file_is_found_for_an_existing_table(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["", " \n\n", "[]", " [ ]\n", "\ufeff", "\ufeff[]"])
 def test_a_json_file_without_objects_has_no_rows(tmp_path: Path, text: str) -> None:
-    """Covers such a file alone and in a folder with another file."""
+    """The file is read alone, and in a folder with another file."""
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("p", dm.DECIMAL(9, 2), nullable=True)])
     for name in ("00.jsonl", "01.json"):
         empty = written(tmp_path, name, text)

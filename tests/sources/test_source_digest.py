@@ -1,4 +1,4 @@
-"""The digest of a load's data, which depends on the values, not on their buffers or batches."""
+"""The digest of a load's data. It depends on the values, not on their buffers or batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _nested() -> pa.Table:
 
 
 def test_equal_values_have_the_same_digest_in_any_layout() -> None:
-    """Covers other chunks, offsets and orders of columns."""
+    """The layouts differ in chunks, offsets and the order of columns."""
     table = _nested()
     digest = GivenData(table).digest()
     padded = pa.concat_tables([table.slice(3), table, table.slice(0, 1)]).combine_chunks().slice(1, 4)
@@ -77,7 +77,7 @@ def test_a_stream_has_a_constant_digest_and_is_not_read() -> None:
 
 
 def test_the_digest_of_a_large_file_is_that_of_some_pieces(tmp_path: Path) -> None:
-    """Covers the size, the beginning and the end, which always count."""
+    """The digest includes the size, the beginning and the end of the file, and some pieces between."""
     path = tmp_path / "large.csv"
     size = PIECE_BYTES * PIECES_MAX + 1
     path.write_bytes(bytes(size))

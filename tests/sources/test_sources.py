@@ -21,7 +21,10 @@ BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]
 
 
 def dropped_in_a_cycle(stream: Any, taken: int) -> None:
-    """Reads some batches, and leaves the stream in a cycle that only the garbage collector frees."""
+    """Reads some batches, and then leaves the stream in a cycle of references.
+
+    Only the garbage collector frees such a stream.
+    """
     for _ in range(taken):
         next(stream)
     cycle: list[Any] = [stream]
@@ -79,7 +82,7 @@ def test_nothing_is_kept_of_a_stream_that_ended_or_failed(streamed: str) -> None
 
 
 def test_an_interruption_can_be_set_by_a_thread_that_holds_its_lock() -> None:
-    """Covers a garbage collection in a thread that is registering a wait with the interruption."""
+    """The garbage collector may run in a thread that is just registering a wait with the interruption."""
     interruption, done = Interruption(), threading.Event()
 
     def collect() -> None:

@@ -1,4 +1,4 @@
-"""The reader of CSV, which gives the same cells, or the same error, for a table and for a row table."""
+"""The reader of CSV. It gives the same cells, or the same error, for a table and for a row table."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_separator_is_found_by_the_header_if_no_option_is_given(write: Write
 
 
 def test_every_door_has_all_options_of_the_text_format() -> None:
-    """Checks doors whose options are written by hand; others are generated from the model."""
+    """Only doors whose options are written by hand are checked. The others are generated from the model."""
     options = set(TextFormat.model_fields)
     assert set(TextOptions.__annotations__) == options
     assert options <= {field.name for field in fields(LoadCsv)}
@@ -162,7 +162,7 @@ def test_every_door_has_all_options_of_the_text_format() -> None:
 
 
 def test_a_thread_of_arrow_never_releases_a_file_last(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the last files a while: a thread of Arrow that frees one at exit would abort the process."""
+    """The last files are kept a while. If a thread of Arrow freed one at exit, the process would abort."""
     released: list[bool] = []
 
     class Released(text_reader._Source):

@@ -31,7 +31,7 @@ def test_the_file_is_synced_before_the_rename_and_the_folder_after_it(
 def test_the_file_is_written_to_a_folder_that_cannot_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers folders of another user and of some network file systems."""
+    """The folder may belong to another user, or be on a network file system that cannot be synced."""
 
     def no_folders(number: int) -> None:
         if stat.S_ISDIR(os.fstat(number).st_mode):

@@ -1,4 +1,4 @@
-"""Keys compare in Spark as they do in Python."""
+"""The order of keys in Spark, which is that of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures during a Spark job: one clear line in the driver's error, and nothing committed."""
+"""Failures during a Spark job: the driver raises an error of one clear line, and nothing is committed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def instance(dsn: str, url: str) -> Iterator[Instance]:
 
 
 def meanwhile(frame: DataFrame, dsn: str, url: str, change: Change) -> DataFrame:
-    """Returns the frame with tasks that first make a change. Only a lambda can be pickled for them."""
+    """Returns the frame, changed so that each task first makes a change. Tasks accept only a local
+    function.
+    """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with dm.connect(dsn, url) as opened:
@@ -113,7 +115,7 @@ def test_a_table_that_is_dropped_ends_the_stream(
 
 @pytest.fixture
 def unseen(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """Yields an instance whose store is a relative folder, so that each process has another one."""
+    """Yields an instance whose store has a relative path, so that each process finds another folder."""
     monkeypatch.chdir(tmp_path)
     with dm.connect(dsn, "file:///proc/self/cwd/lake") as opened:
         yield opened
@@ -141,7 +143,7 @@ def test_a_folder_that_workers_do_not_share_is_reported(
 
 
 def merged(spark: SparkSession, instance: Instance) -> DataFrame:
-    """Returns the rows of a table that tasks of Dormouse must merge."""
+    """Returns the rows of a table, which tasks of Dormouse must merge."""
     properties = dm.TableProperties(keep="newest_row")
     table = instance.create_table("merged", SCHEMA, properties=properties)
     add(table, 0)
@@ -149,7 +151,7 @@ def merged(spark: SparkSession, instance: Instance) -> DataFrame:
 
 
 def test_files_in_a_folder_of_another_machine_are_not_committed(tmp_path: Path) -> None:
-    """The worker has made its own folder of the same path."""
+    """The worker has its own folder with the same path."""
     objects = open_store(tmp_path)
     reference = FileReference(filename="data/t1/a.v2.parquet", partition_id="root", row_count=1)
     with pytest.raises(ObjectStoreError, match=r"'data/t1/a\.v2\.parquet', which a worker wrote, is not"):

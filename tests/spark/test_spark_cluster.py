@@ -94,7 +94,9 @@ Run = Callable[..., Any]
 def run(
     environment: dict[str, str], of_two: Cluster, dsn: str, url: str, tmp_path: Path, instance: Instance
 ) -> Run:
-    """Returns a function that does one work on the cluster and kills a process of the task that waits."""
+    """Returns a function that does one kind of work on the cluster, and kills a process of the
+    waiting task.
+    """
     named = {"DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url, "DORMOUSE_SPARK_MASTER": of_two.url}
     ours = {**os.environ, **environment, **named, "SPARK_LOCAL_IP": "127.0.0.1"}
 
@@ -126,7 +128,7 @@ def run(
 
 
 def check_nothing_else(instance: Instance) -> None:
-    """Checks that files of dead processes are deleted, and that all other files are whole."""
+    """Checks that the files of dead processes are deleted, and that all other files are complete."""
     live: set[str] = set()
     for table in instance.tables():
         for _ in range(2):
@@ -180,7 +182,9 @@ def test_streams_survive_a_killed_process(table: Table, run: Run, instance: Inst
 
 @pytest.fixture
 def driver_error(environment: dict[str, str], dsn: str, tmp_path: Path) -> Callable[..., str]:
-    """Returns a function that runs failing work with other variables, and returns the driver's error."""
+    """Returns a function that runs work that fails, with changed variables, and returns the driver's
+    error.
+    """
 
     def said(work: str, master: str, **other: str) -> str:
         named = {"DORMOUSE_DSN": dsn, "DORMOUSE_SPARK_MASTER": master, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -208,7 +212,7 @@ def test_missing_credentials_of_workers_are_reported_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only the driver has credentials in its environment."""
+    """Only the driver's environment has credentials."""
     keys_of_aws = {name for name in environment if name.endswith(("KEY", "KEY_ID"))}
     for name in keys_of_aws:
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Compaction jobs as Spark tasks: each commits by itself, in a process of its own."""
+"""Compaction jobs as Spark tasks. Each commits by itself, in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compact_on(spark: SparkSession, table: TableContext, **options: Any) -> Comp
 
 
 def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: SparkSession) -> None:
-    """A job with a corrupt file is retried and given up, and does not hold up the others."""
+    """A job with a corrupt file is retried and then given up. It does not delay the others."""
     table = new_table(split_points=[100, 200], **PAIRS)
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     for number, leaf in enumerate(leaves):
@@ -83,7 +83,7 @@ def test_a_task_whose_process_dies_is_retried(
 def test_a_large_job_is_several_tasks(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One task dies at first. The job is retried, and leaves no file of its first try."""
+    """One task dies at first. The job is retried, and leaves no file of the first try."""
     table, run_piece = new_table(compaction_task_bytes=1, **PAIRS), tasks.run_piece
     for name in "ab":
         add_file(table, name, range(1_000))
@@ -156,7 +156,7 @@ def test_an_interrupted_round_releases_its_jobs(
 
 
 def test_jobs_know_their_sizes(new_table: NewTable) -> None:
-    """The size is the bytes of the job's files, in proportion to the rows of the references."""
+    """A job's size is the bytes of its files, in proportion to the rows of its references."""
     table = new_table(Field("key", LONG), **PAIRS)
     for name in "ab":
         add_file(table, name, range(1000))

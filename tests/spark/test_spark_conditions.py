@@ -1,4 +1,4 @@
-"""The depth of conditions for Spark, which walks them recursively and so may overflow its stack."""
+"""The depth of conditions for Spark. Spark processes them recursively, so deep ones overflow its stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dormouse.spark.frames import SPARK
 
 
 class Deep(int):
-    """An engine that counts the depth of conditions."""
+    """An engine that only measures the depth of conditions."""
 
     def __and__(self, other: int) -> Deep:
         return Deep(max(self, other) + 1)

@@ -1,4 +1,4 @@
-"""`dormouse.spark.read`: Spark's own reader must give the same answers as Dormouse."""
+"""`dormouse.spark.read`, where Spark's own reader must give the same answers as Dormouse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POINT = dm.STRUCT([dm.Field("x", dm.DOUBLE)])
 
 @pytest.fixture
 def zeros(instance: Instance) -> Table:
-    """Makes a file whose dictionaries have only one of 0.0 and -0.0."""
+    """Makes a table with a file in whose dictionaries only one of 0.0 and -0.0 occurs."""
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("x", dm.DOUBLE), dm.Field("point", POINT)])
     table = instance.create_table("t", schema)
     table.ingest(pa.table({"k": [1, 2], "x": [-0.0, -1.0], "point": [{"x": -0.0}, {"x": -1.0}]}))

@@ -71,7 +71,7 @@ def test_each_target_has_a_key_that_spark_hashes_to_it(spark: SparkSession) -> N
 def test_rows_of_a_dataframe_and_of_files_reach_their_leaves(
     spark: SparkSession, new_flights: NewTable, files: Path, writing: str
 ) -> None:
-    """Uses more leaves than tasks, divided by both row keys; most leaves are empty."""
+    """There are more leaves than tasks, divided by both row keys. Most leaves are empty."""
     points: list[KeyValue] = [f"Z{number:03}" for number in range(100)]
     table = new_flights(split_points=["B6", "DL", "UA", *points], ingest_file_writing=writing)
     leaf = table.partitions.leaves()[2].partition_id
@@ -108,7 +108,9 @@ def test_one_leaf_may_receive_all_rows_and_an_empty_frame_adds_none(
 def test_an_empty_table_is_divided_where_its_rows_will_be(
     spark: SparkSession, new_flights: NewTable, files: Path
 ) -> None:
-    """A sample gives leaves of about equal size. Tables with enough leaves, or with files, stay undivided."""
+    """A sample gives leaves of about equal size. Tables with enough leaves, or with files, are not
+    divided.
+    """
     schema = Schema([Field("flight", LONG), Field("carrier", STRING)], SCHEMA.sort_keys, SCHEMA.values)
     table = new_flights(schema=schema, split_points=[-49], bulk_ingest_leaves_min=8)  # far from any quantile
     rows = flights(20_000, schema=schema)
@@ -214,7 +216,9 @@ def test_bad_data_is_reported_in_one_line_and_leaves_nothing(
 
 @pytest.mark.slow
 def test_all_files_at_urls_are_inspected(spark: SparkSession, instance: Instance, files: Path) -> None:
-    """Spark by itself would take the columns of one file for all. No setting of a session may change this."""
+    """Spark alone would assume that all files have the columns of one. No setting of a session may restore
+    that.
+    """
     table = made(instance)
     for name, columns in (("a", ("k", "v")), ("b", ("k", "v", "w"))):
         pq.write_table(pa.table({column: [1, 2] for column in columns}), files / f"{name}.parquet")
@@ -234,7 +238,7 @@ def test_all_files_at_urls_are_inspected(spark: SparkSession, instance: Instance
 
 @pytest.mark.slow
 def test_whole_numbers_at_urls_are_as_wide_as_the_widest(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark by itself does not merge INT32 with INT64."""
+    """Spark alone does not merge INT32 with INT64."""
     for name, kind in (("1 [x]", pa.int32()), ("2", pa.int64())):
         pq.write_table(pa.table({"k": pa.array([int(name[0])], kind)}), tmp_path / f"{name}.parquet")
     frame = rows_at(spark, [f"file://{tmp_path}/*.parquet"])

@@ -45,7 +45,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
-    """Runs the program, and returns its exit code and the printed JSON."""
+    """Returns a function that runs the program, and returns its exit code and the printed JSON."""
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", instance._tables.objects.url)
 
@@ -115,7 +115,7 @@ def test_a_failure_is_reported_in_one_line(
 
 
 def test_spark_logs_no_dsn(spark: SparkSession) -> None:
-    """Covers sessions of Dormouse and of spark-submit. A user's own regex stays."""
+    """The sessions are those of Dormouse and of spark-submit. A user's own pattern for redaction is kept."""
     name = "spark.sql.redaction.options.regex"
     assert spark.conf.get(name) == "(?i)url|dsn"
     try:

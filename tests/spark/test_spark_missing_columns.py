@@ -1,4 +1,4 @@
-"""Files at URLs, read by Spark, that lack columns of the table or have more columns."""
+"""Files at URLs, read by Spark, that lack columns of the table or have additional ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def shown(table: Table) -> list[dict[str, Any]]:
 def test_files_that_lack_a_column_have_its_default(
     spark: SparkSession, instance: Instance, tmp_path: Path, is_vectorized: str
 ) -> None:
-    """A null in a file stays null, with either reader of the session."""
+    """A null in a file stays null, whichever Parquet reader the session uses."""
     setting, columns = "spark.sql.parquet.enableVectorizedReader", DEFAULTS
     table = with_columns(instance, columns)
     whole = {name: pa.array([value]) for name, (_, _, value) in columns.items()}

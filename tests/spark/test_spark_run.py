@@ -1,4 +1,4 @@
-"""The driver of a run: it does exactly its jobs, table by table, even if a table is dropped or renamed."""
+"""The driver of a run on EMR. It does exactly the run's jobs, even if a table is dropped or renamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def objects(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def new(dsn: str, supplier: ConnectionSupplier, objects: ObjectStore) -> NewTable:
-    """Makes a table with so many pairs of files, with the keys 0 to 4."""
+    """Returns a function that makes a table with a number of pairs of files, which have the keys 0 to 4."""
 
     def make(name: str, pairs: int, **properties: Any) -> TableContext:
         record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
@@ -260,7 +260,7 @@ def test_an_unreachable_database_is_reported_in_one_line(
 
 
 def test_tasks_receive_the_dsn_without_a_token(new: NewTable) -> None:
-    """A token expires after 15 minutes, so that each connection of a task makes its own."""
+    """A token expires after 15 minutes. So each connection of a task gets its own token."""
     table = new("a", 0)
     dsn = "rds-iam://dormouse_run@db:5432/dormouse?region=eu-west-1"
     address = TableContext(dsn, table.supplier, table.objects, table.table).address

@@ -1,4 +1,6 @@
-"""A local Spark session: starts with either Java, is quiet, leaves nothing behind, and can be interrupted."""
+"""A local Spark session. It starts with each Java, is quiet, leaves nothing behind, and can be
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def without_java(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """Returns an environment without Java: a PATH with only the programs of Spark's scripts, no JAVA_HOME."""
+    """Returns an environment without Java: PATH has only the programs of Spark's scripts, and no JAVA_HOME is
+    set.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "sh", "env", "dirname", "ps"):
@@ -136,7 +140,7 @@ def without_java(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
-    """Starts processes in groups of their own, as a shell does, so that a Ctrl-C reaches Java too."""
+    """Yields a function that starts a process in a group of its own, so that a Ctrl-C reaches Java too."""
     with ExitStack() as started:
 
         def process(*arguments: str, **changed: str) -> subprocess.Popen[str]:
@@ -160,7 +164,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
 
 
 def interrupt_when(begun: Path, process: subprocess.Popen[str]) -> None:
-    """Sends a Ctrl-C when a task has begun."""
+    """Sends a Ctrl-C to a process once a task has begun."""
     while not begun.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -178,10 +182,10 @@ def interrupt_when(begun: Path, process: subprocess.Popen[str]) -> None:
 def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
     tmp_path: Path, environment: dict[str, str], start: Start, java: str, tasks: int
 ) -> None:
-    """Checks standard error, leftover files and the environment.
+    """The test checks standard error, leftover files and the environment.
 
-    Each Ctrl-C is a KeyboardInterrupt, after which the same session works. Arguments of a caller override the
-    environment.
+    Each Ctrl-C raises a KeyboardInterrupt, after which the same session works. A caller's arguments override
+    the environment.
     """
     if java == "of the wheel":
         environment.update(without_java(environment, tmp_path))
@@ -219,7 +223,7 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
 
 @pytest.mark.slow
 def test_the_environment_is_used_and_java_ends_with_its_process(start: Start) -> None:
-    """The environment sets the master and the memory. Java ends when the process is killed."""
+    """The environment sets the master and the memory. Java ends even when its process is killed."""
     process = start(KILLED, **SETTINGS)
     assert process.stdout
     assert json.loads(process.stdout.readline()) == ["local[3]", "700m", "12", 3]

@@ -1,4 +1,4 @@
-"""The sinks, called as Spark calls them, but without Spark."""
+"""The sinks of streams and writes, called in the way of Spark, but without Spark."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_row_tables_refuse_the_sinks(instance: Instance, of: Of) -> None:
 def test_a_write_into_a_folder_does_not_end_another_write(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No process has the folder open between the tasks and the commit, so each process starts the server."""
+    """Between the tasks and the commit, no process has the folder open. So each process starts the server."""
     server = SimpleNamespace(joined=False, start=lambda: dsn, stop=lambda: None, revive=lambda: False)
     monkeypatch.setattr("dormouse.embedded.postgres.EmbeddedPostgres", lambda folder: server)
     folder, columns = tmp_path / "lake", columns_of(SCHEMA)
@@ -80,7 +80,7 @@ def test_a_write_into_a_folder_does_not_end_another_write(
 def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment of workers may lack the variable."""
+    """The environment of workers may lack the variable that names the database."""
     folder = tmp_path / "a lake"
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     with dm.local(folder) as instance:
@@ -95,7 +95,7 @@ def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
 
 @pytest.mark.parametrize("ingest_id", ["", "a\0", "é" * 101])
 def test_an_invalid_ingest_id_is_refused(instance: Instance, of: Of, ingest_id: str) -> None:
-    """An empty id would mean none: rows that Spark writes again would be added twice."""
+    """An empty id would count as no id. If Spark then repeated the write, its rows would be added twice."""
     instance.create_table("t", SCHEMA)
     with pytest.raises(InvalidInput, match=r"^ingest_id "):
         TableWriter.begun(WriteOptions(of("t"), ingest_id), columns_of(SCHEMA))

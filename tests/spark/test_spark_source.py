@@ -100,14 +100,16 @@ def load(spark: SparkSession, instance: Instance, dsn: str) -> Load:
 
 
 def exact(value: Any) -> Any:
-    """Returns a value in a form in which NaN equals itself, and 0.0 differs from -0.0."""
+    """Returns a value in a form in which NaN equals NaN, and 0.0 differs from -0.0."""
     if isinstance(value, float):
         return repr(value)
     return bytes(value) if isinstance(value, bytearray) else value
 
 
 def of_spark(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """Returns Spark's rows as Arrow has them, because Python's datetime would have this machine's zone."""
+    """Returns Spark's rows in Arrow's form, because Python's datetime would have the time zone of this
+    machine.
+    """
     found = frame.toArrow()
     return ordered(found)
 
@@ -197,7 +199,9 @@ def test_each_action_reads_the_newest_rows_and_a_frame_of_a_moment_does_not_chan
 def test_a_query_applies_only_its_own_filter(
     spark: SparkSession, table: Table, load: Load, pushes: str
 ) -> None:
-    """Spark 4.1 caches a reader with its pushed filters, and uses it also for a later query without one."""
+    """Spark 4.1 caches a reader with its filters, and uses the reader again for a later query without
+    filters.
+    """
     frame, count = load(), table.query(columns=["k"]).read_all().num_rows
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushes)
     try:
@@ -385,7 +389,7 @@ def test_invalid_writes_are_refused_before_a_task_runs(
 def test_changed_tables_and_missing_folders_are_reported_in_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
 ) -> None:
-    """Covers changes between the making of a DataFrame and its use, and folders that do not exist."""
+    """A table may change between the making of a DataFrame and its use, and a folder may not exist."""
     frame, url = load(), instance._tables.objects.url
     given = spark.read.format("dormouse").schema("k long").options(dsn=dsn, objects=url, table="t")
     with pytest.raises(Exception, match=r"InvalidInput: the columns of the read are not those of table 't'"):

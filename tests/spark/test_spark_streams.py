@@ -1,4 +1,4 @@
-"""Spark's streams of a table: each change is read once and each batch committed once, over restarts."""
+"""Spark's streams of a table: each change is read once and each batch committed once, even over restarts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def writer(spark: SparkSession, instance: Instance, dsn: str, tmp_path: Path) ->
 
 @pytest.fixture
 def run(writer: Writer) -> Run:
-    """Runs a query that continues from its checkpoint, copies all changes to the sink, and ends."""
+    """Returns a function that runs a stream's query.
+
+    The query continues from its checkpoint, copies all changes to the sink, and ends.
+    """
 
     def once(*given: str, **options: str) -> None:
         assert writer(*given, **options).trigger(availableNow=True).start().awaitTermination(SECONDS_MAX)
@@ -86,7 +89,7 @@ def start(writer: Writer) -> Start:
 
 @pytest.mark.slow
 def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, run: Run) -> None:
-    """Splits, compacts and collects in between. Deletions and restores are changes, too."""
+    """Splits, compactions and collections happen in between. Deletions and restores are changes, too."""
     run()
     assert keys(sink) == list(range(100))
     run()
@@ -120,7 +123,7 @@ def test_a_stream_begins_at_the_option_changes_after(source: Table, sink: Table,
 def test_a_batch_that_was_committed_is_not_committed_again(
     source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
-    """Repeats a batch, like a driver that died after the commit but before it recorded the batch."""
+    """A batch is repeated, as by a driver that died after the commit but before it recorded the batch."""
     run()
     files = sorted(tmp_path.rglob("objects/**/*.parquet"))
     for name in (tmp_path / "checkpoint" / "commits").iterdir():
@@ -134,7 +137,9 @@ def test_a_batch_that_was_committed_is_not_committed_again(
 def test_a_new_checkpoint_for_an_old_stream_is_refused(
     instance: Instance, source: Table, sink: Table, run: Run
 ) -> None:
-    """Its batch numbers would repeat those of the first; under another name, the stream reads all again."""
+    """The new checkpoint would repeat the stream's batch numbers. Under another name, the stream reads all
+    again.
+    """
     run()
     with pytest.raises(Exception, match="the stream 'copy' of table 'copied' is of another checkpoint"):
         run(checkpoint="another")
@@ -180,7 +185,7 @@ def test_streams_that_cannot_continue_raise_clear_errors(
 def test_the_reader_divides_changes_into_batches_with_json_offsets(
     instance: Instance, source: Table, dsn: str, options: dict[str, str], counts: list[int]
 ) -> None:
-    """Calls the reader as Spark does, batch after batch, with positions as JSON."""
+    """The reader is called in the way of Spark, batch after batch, with positions as JSON."""
     for first in range(100, 200, 20):
         if first == 180:
             source.history.record_cut("then")
@@ -200,7 +205,7 @@ def test_the_reader_divides_changes_into_batches_with_json_offsets(
 
 @pytest.fixture
 def stream(instance: Instance, source: Table, dsn: str) -> Iterator[ChangesStream]:
-    """Returns the stream of the changes of `source`, to call as Spark does."""
+    """Returns the stream of the changes of `source`, which the test calls in the way of Spark."""
     opened = changes_of(instance, dsn)
     yield opened
     opened.stop()
@@ -219,7 +224,7 @@ def source_of(instance: Instance, dsn: str, **options: str) -> DormouseSource:
 
 
 def batch(stream: ChangesStream, start: Offset) -> tuple[Offset, list[dict[str, Any]]]:
-    """Returns the next position as a checkpoint has it, and the rows up to it."""
+    """Returns the next position, in the form of a checkpoint, and the rows up to it."""
     end = json.loads(json.dumps(stream.latestOffset()))
     parts = stream.partitions(start, end)
     return end, [row for part in parts for found in stream.read(part) for row in found.to_pylist()]
@@ -285,7 +290,7 @@ def add_row(table: Table, key: int) -> None:
 def test_a_checkpoint_ahead_of_a_restored_database_is_refused(
     instance: Instance, source: Table, stream: ChangesStream
 ) -> None:
-    """The adoption of the restored database lies before the position of the checkpoint."""
+    """The restored database was adopted before the position of the checkpoint."""
     start = json.loads(json.dumps(stream.initialOffset()))
     before, rows = batch(stream, start)
     query(instance._supplier, ADOPTED, 7)
@@ -340,7 +345,7 @@ def test_a_task_writes_the_columns_of_its_attempt(
 def test_a_batch_has_at_most_the_rows_of_its_option(
     instance: Instance, source: Table, sink: Table, start: Start, run: Run, limit: int
 ) -> None:
-    """A batch has only whole commits. A deletion is in the same batch as the commits before it."""
+    """A batch has only whole commits. A deletion is in the batch of the commits before it."""
     for first in range(100, 200, 20):
         add(source, first)
     source.delete({"k": dm.Range(0, 30)})

@@ -1,4 +1,4 @@
-"""The program for spark-submit, which works alike on one machine and on a standalone cluster."""
+"""The program for spark-submit, on one machine and on a standalone cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark refuses damaged files of a table whose readers verify, because tasks compare the digests."""
+"""Damaged files of a table with verified reads. Spark refuses them, because tasks compare the digests."""
 
 from __future__ import annotations
 

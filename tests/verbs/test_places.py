@@ -1,4 +1,4 @@
-"""The places in the doors that list the options of a verb; a new option must be added to each of them."""
+"""The places in the doors that list the options of a verb. A new option must be added to each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.verbs import VERBS, OfWire
 PACKAGE = Path(dormouse.__file__).parent
 DOORS = ("verbs", "service", "client", "cli", "datasource")
 OPTIONS_MIN = 4
-"""Number of options from which a place counts as describing a verb, unless the verb has fewer."""
+"""The number of options from which a place counts as listing a verb's options, unless the verb has fewer."""
 
 PLACES: dict[str, list[str]] = {
     "query": ["client/client.py:query"],
@@ -28,11 +28,11 @@ PLACES: dict[str, list[str]] = {
     "rows upsert": ["client/rows.py:upsert"],
     "rows upload": ["client/rows.py:upload_csv"],
 }
-"""The places that describe a verb, other than its request and the method of the Python API."""
+"""The places that list a verb's options, other than its request and its method of the Python API."""
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Returns the names in a signature, a call or the fields of a class, or the texts in a literal."""
+    """Returns the names in a signature, in a call or in the fields of a class, or the texts in a literal."""
     names: list[object] = []
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -50,7 +50,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 @cache
 def places() -> list[tuple[str, set[str]]]:
-    """Returns each place in the doors that has several names, with the names."""
+    """Returns each place in the doors that has several option names, with these names."""
     found = []
     for path in sorted(path for room in DOORS for path in (PACKAGE / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

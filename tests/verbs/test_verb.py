@@ -1,4 +1,4 @@
-"""A new option of a verb works at every door: jobs, events, HTTP, the client, commands, Spark."""
+"""A new option of a verb, which works at every door: jobs, events, HTTP, the client, commands, Spark."""
 
 from __future__ import annotations
 
@@ -184,6 +184,6 @@ def test_the_docstring_of_a_field_is_the_help_of_its_option(
 
 
 def test_a_request_is_sent_without_default_values() -> None:
-    """Keeps a service of an older version able to take the request."""
+    """A service of an older version can then still accept the request."""
     assert json_of(LoudProbeRequest, {"table": "t", "loud": None, "mark": None}) == {"table": "t"}
     assert json_of(LoudProbeRequest, {"table": "t", "loud": "whisper"}) == ASKED

@@ -46,7 +46,9 @@ def attempts(table: TableContext) -> int:
 
 
 def assert_nothing_is_left_but(table: TableContext, *filenames: str) -> None:
-    """Checks that only these files and their sketches are left: no other object, no job, no attempt."""
+    """Checks that the table's only objects are these files and their sketches, and that no job or attempt is
+    left.
+    """
     assert objects_of(table) == {name + suffix for name in filenames for suffix in ("", SKETCHES)}
     assert (table.jobs.count(), attempts(table)) == ((0, 0), 0)
 
@@ -106,7 +108,7 @@ def test_a_job_commits_although_its_partition_was_split_meanwhile(table: TableCo
 
 
 def test_a_compaction_applies_the_filter_of_the_table(table: TableContext) -> None:
-    """Compacts files whose rows are all too old: it writes no output file and no sketch."""
+    """All rows of the files are too old, so the compaction writes no output file and no sketch."""
     record = replace(table.table, properties=TableProperties(filter="age_off(key, 1000)", **PAIRS))
     aged = TableContext(table.dsn, table.supplier, table.objects, record)
     inputs = [add_file(aged, "a", [1, 2]), add_file(aged, "b", [3])]

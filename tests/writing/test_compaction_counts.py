@@ -1,4 +1,6 @@
-"""Compactions that would lose rows fail: their inputs are missing, empty, truncated or vanish."""
+"""Compactions that would lose rows, all of which fail: inputs are missing, empty or truncated, or they
+vanish.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def run_one(table: TableContext) -> CompactionResult:
 
 
 def check_failed(table: TableContext, before: list[Any], result: CompactionResult, *says: str) -> None:
-    """Checks that the job will be retried, the references did not change, and no output is left."""
+    """Checks that the job will be retried, that its references are unchanged, and that no output is left."""
     assert (result.outcome, result.filename) == ("retry", None)
     assert result.error is not None
     assert all(text in result.error for text in says), result.error
@@ -163,7 +165,7 @@ def test_an_output_with_another_row_count_than_the_references_fails_the_job(
 def test_the_rows_of_one_leaf_are_compared_with_its_exact_count(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses files that belong to two leaves and have an exact row count for each."""
+    """The files belong to two leaves, and have an exact row count for each leaf."""
     table = new_table(split_points=[10], ingest_file_writing="one_reference_per_leaf", **PAIRS)
     left = table.partitions.leaves()[0].partition_id
     for _ in range(2):

@@ -97,7 +97,7 @@ def test_another_worker_runs_the_job_after_its_lease_expires(table: TableContext
 
 @pytest.mark.slow
 def test_only_one_of_two_processes_that_run_a_job_commits(table: TableContext) -> None:
-    """Waits until both have merged before one commits; the other one deletes its own output."""
+    """Both processes have merged before one of them commits. The other process deletes its own output."""
     with runner(table, RUNNER, "before the commit") as first:
         wait_for(first)
         query(table.supplier, EXPIRE_LEASE, table.table.table_id)
@@ -131,7 +131,7 @@ def test_ctrl_c_during_a_merge_ends_at_once_and_releases_the_job(table: TableCon
 
 @pytest.mark.slow
 def test_ctrl_c_that_does_not_wake_the_main_thread_is_handled_soon(table: TableContext) -> None:
-    """Has another thread receive the signal, as if it came just before the main thread began to wait."""
+    """The signal arrives in another thread, as if it came just before the main thread began to wait."""
     with runner(table, UNWOKEN + RUNNER, "before the output is published") as process:
         wait_for(process)
         process.send_signal(signal.SIGINT)

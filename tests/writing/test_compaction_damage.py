@@ -27,7 +27,7 @@ PAIRS: dict[str, Any] = {
 
 
 def ingested(new_table: NewTable, **options: Any) -> TableContext:
-    """Makes a table with two files in each leaf, all with equally many rows."""
+    """Returns a table with two files in each leaf, all with equally many rows."""
     table = new_table(**PAIRS, **options)
     for first in (0, 1):
         ingest(table, rows(table, range(first, 4_000, 2)))
@@ -57,13 +57,13 @@ def in_data(path: Path) -> int:
 
 
 def in_page_index(path: Path) -> int:
-    """Returns a place between the last column's data and the footer."""
+    """Returns an offset between the last column's data and the footer."""
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
     return path.stat().st_size - 8 - footer - 3
 
 
 def in_footer(path: Path) -> int:
-    """Returns a place in the writer's name, whose damage changes no answer."""
+    """Returns an offset in the name of the file's writer, where damage changes no answer."""
     return path.read_bytes().rindex(b"parquet-cpp-arrow")
 
 
@@ -94,7 +94,7 @@ def test_a_flipped_bit_fails_the_job_and_the_damaged_file_is_kept(
 
 
 def test_files_swapped_between_leaves_are_noticed(new_table: NewTable) -> None:
-    """Swaps files with equal row counts and no recorded size, so that only the digests differ."""
+    """The swapped files have equal row counts and no recorded size, so only their digests differ."""
     table = ingested(new_table, split_points=[2_000])
     query(table.supplier, "update file set byte_count = null")
     one, other = (path_of(table, found[0]) for found in table.store.partition_to_filenames().values())
@@ -116,7 +116,7 @@ def test_files_without_a_digest_are_compacted_into_one_that_has_it(new_table: Ne
 
 
 class RemoteStore:
-    """A store whose URL says that its objects are not on this machine."""
+    """A store whose URL looks like that of a store on another machine."""
 
     url = "s3://bucket"
 
@@ -135,7 +135,7 @@ class RemoteStore:
 def test_remote_inputs_are_fetched_once(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Checks that inputs are copied, verified and merged from the copies, and a damaged one is not merged."""
+    """Inputs are copied and verified, and the copies are merged. A damaged input is not merged."""
     table = ingested(new_table)
     expected = table.store.totals.read().row_count
     table.jobs.create()
@@ -158,7 +158,7 @@ def test_remote_inputs_are_fetched_once(
 def test_remote_inputs_too_large_to_copy_are_verified_during_the_merge(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
 ) -> None:
-    """Covers a merge that fails because of the damage: the error names the damage, too."""
+    """The error of a merge that fails because of the damage names the damage, too."""
     monkeypatch.setattr(compaction_job, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
     table = ingested(new_table)
     [damaged, _] = names(table)

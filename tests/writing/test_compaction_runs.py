@@ -1,4 +1,6 @@
-"""Compaction jobs handed to runs: each to one run, up to a number, and released when the run ends."""
+"""Compaction jobs assigned to runs: each job to one run, a limited number to each run, released at
+its end.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def filled(table: TableContext, jobs: int = 10) -> TableContext:
 
 
 def end(table: TableContext, run_id: str) -> None:
-    """Puts the run's deadline, and the leases of its jobs, into the past."""
+    """Moves the deadline of a run, and the leases of its jobs, into the past."""
     text = """update compaction_job set run_until = now() - interval '1 s',
               leased_until = least(leased_until, now() - interval '1 s') where run_id = %s"""
     query(table.supplier, text, run_id)
@@ -116,7 +118,7 @@ def test_jobs_are_released_in_batches(table: TableContext, monkeypatch: pytest.M
 
 
 def test_jobs_of_an_unreported_run_are_free_after_its_deadline(table: TableContext) -> None:
-    """Includes the jobs that workers of the run have taken: no lease outlives the run."""
+    """This includes jobs that workers of the run have taken: no lease outlives the run."""
     run_id, other = new_run(), new_run()
     handed = table.jobs.hand_over(run_id, 10, ALIVE_SECONDS)
     assert len(table.jobs.take(4, run_id=run_id)) == 4
@@ -141,7 +143,7 @@ def test_concurrent_calls_for_one_run_get_the_same_jobs(table: TableContext) -> 
 
 
 def test_a_caller_waits_while_another_hands_jobs_to_the_same_run(table: TableContext) -> None:
-    """Covers the wait: locked jobs are skipped, so without it the second call would hand over other jobs."""
+    """Locked jobs are skipped. Without the wait, the second call would assign other jobs to the run."""
     run_id = new_run()
     values = {"table_id": table.table.table_id, "run_id": run_id, "limit": 4, "seconds": ALIVE_SECONDS}
     answers: list[list[str]] = []

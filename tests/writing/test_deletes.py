@@ -1,4 +1,6 @@
-"""Deletions by condition, each one row in the database, after which every reader sees the other rows."""
+"""Deletions by condition. Each is one row in the database, and from then on no reader returns
+matching rows.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,12 @@ def add(table: Table, *rows: dict[str, Any]) -> None:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Returns rows in a sorted, comparable form, in which NaN equals NaN."""
+    """Returns sorted rows in a form that can be compared; NaN equals NaN."""
     return sorted(tuple(map(repr, one.values())) for one in rows)
 
 
 def seen(table: Table, instance: Instance) -> list[tuple[Any, ...]]:
-    """Returns the table's rows after checking that all readers see the same ones."""
+    """Returns the table's rows, after checking that all readers return the same rows."""
     found = plain(table.query().read_all().to_pylist())
     assert plain(instance.sql(f"select * from {table.name}").read_all().to_pylist()) == found
     with instance.duckdb() as opened:

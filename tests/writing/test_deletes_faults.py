@@ -1,4 +1,4 @@
-"""Planted faults, each of which the model test of deletions must notice."""
+"""Faults planted into the code, each of which the model test of deletions must notice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dormouse.reading.planner import QueryPlan, Reach
 from dormouse.reading.where import deletions_of
 from dormouse.state.files import garbage
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.store import PlannedRows
+from dormouse.state.files.facts import PlannedRows
 from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction
 from dormouse.writing.compaction_job import JobDeletions
@@ -28,24 +28,24 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def later_rows(patch: pytest.MonkeyPatch) -> None:
-    """Applies deletions to rows that came later, too."""
+    """Applies a deletion even to rows that were added after it."""
     real = Reach.of
     patch.setattr(Reach, "of", lambda self, till, *facts: real(self, 0, *facts))
 
 
 def applied_twice(patch: pytest.MonkeyPatch) -> None:
-    """Records outputs as having no deletion applied, so that it is applied again to later rows."""
+    """Records that no deletion was applied to a job's output, so that readers apply deletions to it again."""
     real = compaction_job._request
     patch.setattr(compaction_job, "_request", lambda *given: replace(real(*given), deletions_till=0))
 
 
 def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
-    """Makes jobs record deletions as applied that they did not apply."""
+    """Skips deletions in jobs, but records them as applied."""
     patch.setattr(compaction_job, "remaining", lambda schema, of_files: [None] * len(of_files))
 
 
 def seen_too_late(patch: pytest.MonkeyPatch) -> None:
-    """Makes jobs look up deletions when they commit, instead of before they read."""
+    """Makes jobs look up the deletions at their commit, instead of before they read their inputs."""
     real = compaction_job.commit_output
 
     def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int, **how: Any) -> None:
@@ -56,7 +56,7 @@ def seen_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
-    """Leaves deletions out of plans for files that several partitions share."""
+    """Omits deletions from plans, for files to which several partitions refer."""
     real = table_view.plan
 
     def lost(page: Any, references: Any, deletions: Any = ()) -> QueryPlan:
@@ -79,7 +79,7 @@ def retired_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
-    """Reads moments without the deletions before them."""
+    """Reads earlier moments without the deletions that came before them."""
     real = FileReferenceStore.planned_at
 
     def none(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
@@ -90,7 +90,7 @@ def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
 
 
 def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
-    """Reads moments with later deletions, too."""
+    """Reads earlier moments with the deletions that came after them, too."""
     real = FileReferenceStore.planned_at
 
     def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
@@ -103,23 +103,23 @@ def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_by_looks(patch: pytest.MonkeyPatch) -> None:
-    """Forgets the row count of one file when files are searched for a condition."""
+    """Omits the row count of one file, when files are searched for rows that match a condition."""
     real = scan_session.count_rows
     patch.setattr(scan_session, "count_rows", lambda *given: dict(list(real(*given).items())[1:]))
 
 
 def not_restored(patch: pytest.MonkeyPatch) -> None:
-    """Leaves deletions as they are in a restore."""
+    """Leaves deletions unchanged when a table is restored."""
     patch.setattr(Deletions, "restore", lambda self, snapshot, conn: None)
 
 
 def deleted_twice_in_changes(patch: pytest.MonkeyPatch) -> None:
-    """Reports rows as deleted in changes that an earlier deletion removed."""
+    """Reports rows in the changes as deleted that an earlier deletion had already removed."""
     patch.setattr(changes, "_earlier", lambda deletions, than: ())
 
 
 def history_kept(patch: pytest.MonkeyPatch) -> None:
-    """Skips files in an erasure that are no longer referenced."""
+    """Leaves out of an erasure the files without a reference."""
     real = Erasure.candidates
 
     def live(self: Erasure) -> Iterator[Sequence[Any]]:
@@ -132,13 +132,13 @@ def history_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def output_not_searched(patch: pytest.MonkeyPatch) -> None:
-    """Keeps earlier jobs running during an erasure, and does not search their outputs."""
+    """Leaves earlier jobs running during an erasure, and does not search their outputs."""
     patch.setattr(Erasure, "release_others", lambda self, *, running_too: 0)
     patch.setattr(Erasure, "referenced", lambda self: (0, 0))
 
 
 def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
-    """Applies deletions in jobs to inputs that came later, too."""
+    """Applies deletions in jobs even to inputs that were added after them."""
     real = JobDeletions.of
 
     def every(context: Any, job: Any) -> JobDeletions:
@@ -151,7 +151,7 @@ def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_in_changes(patch: pytest.MonkeyPatch) -> None:
-    """Leaves deletions out of changes."""
+    """Omits deletions from the changes of a table."""
     real = changes.events_between
 
     def others(*given: Any) -> list[Any]:
@@ -161,7 +161,7 @@ def missing_in_changes(patch: pytest.MonkeyPatch) -> None:
 
 
 def writers_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Ignores running writers, whose files an erasure has not seen."""
+    """Ignores running writers in an erasure, which has not seen the writers' files."""
     patch.setattr(_Erasing, "end_writers", lambda self, *, abandon: [])
 
 

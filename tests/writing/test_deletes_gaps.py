@@ -71,7 +71,7 @@ def test_hostile_conditions_delete_only_rows_with_equal_values(instance: dm.Inst
 
 @pytest.mark.slow
 def test_a_copied_database_keeps_pending_deletions(instance: dm.Instance) -> None:
-    """Covers a deletion that one restore retired and another restore made pending again as a new row."""
+    """One restore retired the deletion, and another restore made it pending again as a new row."""
     table = made(instance, ["a", "b", "c"])
     before = table.history.record_cut("before")
     table.delete({"s": "a"})
@@ -107,7 +107,7 @@ def test_the_service_hides_deleted_rows_and_cannot_delete(instance: dm.Instance)
 
 @pytest.mark.slow
 def test_conditions_on_floating_point_columns_are_exact_in_sql(instance: dm.Instance) -> None:
-    """Covers quoting: DuckDB reads digits without quotes as a DECIMAL and would round twice."""
+    """The digits in a condition need quotes: without them, DuckDB reads a DECIMAL and rounds twice."""
     drawn = random.Random(3)
     doubles = [drawn.random() * 10.0 ** drawn.randint(-5, 5) for _ in range(300)]
     singles = pa.array(doubles).cast(pa.float32(), safe=False)

@@ -1,4 +1,7 @@
-"""Deletions compared with a list of rows, among earlier ingests and jobs, in each reader and at each cut."""
+"""Deletions of a table compared with a list of rows, after random ingests and jobs.
+
+Each reader is compared, now and at each recorded cut.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ WHERE = st.one_of(
     st.builds(lambda v: {"v": dm.Range(max=v)}, st.integers(1, 2)),
 )
 FEW_OF_MANY = st.builds(lambda k, v: [(k, 0, v), *[(k, 1, (v + 1) % 3)] * 20], KEYS, st.integers(0, 2))
-"""Loads of 21 rows. A deletion of one is too little to rewrite the file until it is a week old."""
+"""Loads of 21 rows. Deleting one row of them does not make a job rewrite the file until it is a week old."""
 
 
 def is_of(where: Any, row: Row) -> bool:
@@ -89,11 +92,11 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 class DeletesMachine(RuleBasedStateMachine):
-    """A machine that changes a table and a list of rows alike, and compares them at each step.
+    """A state machine that makes the same changes to a table and to a list of rows, and compares the two.
 
-    `rows` holds the current rows, and `cuts` the rows at each recorded cut. Cuts, jobs, erasures and
-    restores take numbers from one clock, so that a check knows their order: a cut before an erasure may
-    have expired, and changes cannot be read across a restore.
+    `rows` holds the current rows, and `cuts` the rows at each recorded cut. Cuts, jobs, erasures and restores
+    take numbers from one clock, so that a check knows their order. A cut before an erasure may have expired.
+    Changes cannot be read across a restore.
     """
 
     instance: Instance
@@ -206,7 +209,9 @@ class DeletesMachine(RuleBasedStateMachine):
 
     @rule(rows=ROWS, where=WHERE)
     def delete_rows_that_come_again(self, rows: list[Row], where: Any) -> None:
-        """Ingests deleted rows again: the new rows stay, also after a compaction with the older file."""
+        """Deletes rows and ingests them again. The new rows stay, even after a compaction with the older
+        file.
+        """
         self.ingest(rows)
         self.delete(where)
         self.ingest(rows)
@@ -229,7 +234,7 @@ class DeletesMachine(RuleBasedStateMachine):
 
     @rule(rows=ROWS)
     def delete_rows_twice(self, rows: list[Row]) -> None:
-        """Deletes a row by two deletions: the changes contain it once."""
+        """Deletes a row by two deletions. The changes must contain the row once."""
         self.ingest(rows)
         self.cut()
         self.delete({"k": rows[0][0]})
@@ -245,7 +250,7 @@ class DeletesMachine(RuleBasedStateMachine):
 
     @rule(at=KEYS)
     def divide(self, at: int) -> None:
-        """Splits the leaf at a key; its children share its files."""
+        """Splits the leaf at a key. Its files then belong to both children."""
         leaves = {leaf.region.range("k"): leaf.partition_id for leaf in self.table.partitions.leaves()}
         [(keys, leaf)] = [one for one in leaves.items() if one[0].contains(at)]
         if keys.min != at:
@@ -254,7 +259,7 @@ class DeletesMachine(RuleBasedStateMachine):
 
     @rule(by_ranges=st.booleans())
     def compact(self, by_ranges: bool) -> None:
-        """Divides jobs by key ranges, as Spark does with large ones, or runs them whole."""
+        """Runs the compaction jobs: whole, or divided by key ranges as Spark divides large ones."""
         report = compact_by_ranges(self.context) if by_ranges else self.table.compact(engine="local")
         assert not report.errors
 
@@ -326,7 +331,7 @@ class DeletesMachine(RuleBasedStateMachine):
         self.check_changes(first, data.draw(st.integers(first, len(self.cuts) - 1)))
 
     def check_changes(self, first: int, last: int) -> None:
-        """Checks that the earlier cut's rows with the changes applied equal the later cut's rows."""
+        """Checks that the rows at the first cut, with the changes applied, equal the rows at the last cut."""
         (after, rows), (till, expected) = self.cuts[first], self.cuts[last]
         copy = [tuple(row) for row in rows]
         try:

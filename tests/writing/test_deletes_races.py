@@ -1,4 +1,4 @@
-"""Deletions concurrent with ingests and compactions, and by a process that is killed."""
+"""Deletions at the same time as ingests and compactions, and deletions by a process that is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from tests.commits import assignment
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
@@ -29,7 +29,7 @@ KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
 
 
 class Storm:
-    """The steps done to a table, each with the ticks at which it began and was acknowledged."""
+    """The steps done to a table, each with the ticks of its beginning and its acknowledgement."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -60,7 +60,7 @@ class Storm:
             self.table.collect_garbage()
 
     def read(self) -> None:
-        """Checks in a loop that a row that has disappeared does not come back."""
+        """Reads in a loop, and checks that a row that has disappeared does not come back."""
         gone = set[int]()
         while not self.over.is_set():
             acknowledged = set(self.ingested)
@@ -72,7 +72,10 @@ class Storm:
         return set(self.table.query(columns=["number"]).read_all()["number"].to_pylist())
 
     def check(self) -> set[int]:
-        """Checks that rows older than a matching delete are absent, and rows newer than all present."""
+        """Checks the rows by the recorded steps.
+
+        Rows older than a matching deletion must be absent, and rows newer than all of them present.
+        """
         seen = self.rows()
         for number, (key, began, ended) in self.ingested.items():
             of_it = [(start, end) for one, start, end in self.deleted if one == key]
@@ -115,7 +118,7 @@ def added_alone(instance: Instance, files: list[FileWithReferences], known: str)
 
 
 def added_in_a_batch(instance: Instance, files: list[FileWithReferences], known: str) -> None:
-    """Commits the files together with an assignment, in one transaction."""
+    """Commits the files and an assignment of a job in one transaction."""
     add = AddFiles(commit_id="add", table="t", files=tuple(files))
     [one, other] = instance.commit([add, assignment("t", "job", known)])
     assert (one.state, other.state) == ("applied", "applied")
@@ -126,7 +129,7 @@ def added_in_a_batch(instance: Instance, files: list[FileWithReferences], known:
 def test_a_serializable_commit_that_waits_for_a_delete_comes_after_it(
     instance: Instance, layout: str, added: Callable[[Instance, list[FileWithReferences], str], None]
 ) -> None:
-    """Checks that the commit takes its snapshot after the wait; an earlier one would miss the deletion."""
+    """The commit must take its snapshot after the wait. An earlier snapshot would miss the deletion."""
     properties = dm.TableProperties(isolation="serializable")
     table = instance.create_table("t", SCHEMA, layout=layout, properties=properties)
     start, context = table.history.record_cut("start"), table.context

@@ -31,7 +31,7 @@ PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files
 
 
 def run(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
-    """Runs tasks as Spark's workers do: each gets its task as bytes and opens the table by its address."""
+    """Runs each task like a worker of Spark: with the task as bytes, and the table opened by its address."""
     results = []
     for sent in sent_to_another(list(tasks)):
         with context.address.open() as there:
@@ -175,7 +175,7 @@ def test_damage_is_named_and_nothing_is_left(new_table: NewTable) -> None:
     regions = key_ranges(table, job, 4)
 
     def one_after_the_other(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
-        """Runs all tasks and raises the first error."""
+        """Runs all tasks one after another; raises the first error at the end."""
         errors = []
         for task in tasks:
             try:
@@ -192,7 +192,7 @@ def test_damage_is_named_and_nothing_is_left(new_table: NewTable) -> None:
 
 
 def test_an_input_that_vanishes_during_the_merge_fails_the_job(instance: Instance) -> None:
-    """Covers missing files, which DataFusion reads as files without rows."""
+    """DataFusion reads a missing file like a file without rows."""
     table = keyed(instance)
     for value in (1, 2):
         upsert(table, *((key, value) for key in range(100)))

@@ -1,4 +1,7 @@
-"""Files without a minimum and maximum of DOUBLE columns, which would ignore NaN; their names show it."""
+"""Files without a minimum and maximum of DOUBLE columns, because these would ignore NaN.
+
+The names of such files show this.
+"""
 
 from __future__ import annotations
 

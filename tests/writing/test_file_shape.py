@@ -1,4 +1,4 @@
-"""Encoding and compression of columns, the same in files of ingests and of compactions."""
+"""The encoding and compression of columns, which are the same in files of ingests and of compactions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ Write = Callable[[Path, pa.Table, TableProperties], Path]
 
 
 def _number(chance: Random, bits: int) -> int | None:
-    """Returns a number below a million; rarely None, or one whose difference to others needs one more bit."""
+    """Returns a number below a million. Rarely, returns None, or a number whose difference needs one more
+    bit.
+    """
     if chance.random() < 0.002:
         return chance.choice([None, -(1 << bits), (1 << bits) - 1])
     return chance.randrange(10**6)
@@ -150,7 +152,7 @@ def test_only_repeated_values_get_dictionaries_and_only_compressible_ones_a_code
     ],
 )
 def test_every_reader_finds_rows_in_delta_encoded_columns(differences: Path, condition: str) -> None:
-    """Selects few rows, so that readers skip most values."""
+    """The conditions match few rows, so that readers skip most values."""
     rows = duckdb.from_arrow(_rows(20_000))  # noqa: F841 DuckDB sees it
     select = f'select id, many, large, "at" from {{}} where {condition} order by id'
     wanted = duckdb.sql(select.format("rows")).fetchall()

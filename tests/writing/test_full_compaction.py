@@ -56,7 +56,7 @@ def test_leaves_that_share_one_file_can_be_merged_after_a_full_compaction(
 
 @pytest.mark.slow
 def test_a_leaf_of_a_keyed_table_becomes_one_file_now_and_then(instance: Instance) -> None:
-    """Checks that compactions do so rarely, and write at most five rows for each upserted row."""
+    """Full merges must be rare: compactions write at most five rows for each upserted row."""
     table = keyed(instance, compaction_strategy="size_ratio", compaction_batch_files=12)
     upsert(table, *((key, 0) for key in range(400)))
     written, upserted, single = 0, 400, 0

@@ -1,4 +1,4 @@
-"""Ingests in this process: all kinds of input, both ways to write files, once for each id, all or nothing."""
+"""Ingests in this process: all kinds of input, both ways to write files, each id once, all rows or none."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_rows_are_sorted_into_the_files_of_their_leaves(
 
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
 def test_an_ingest_applies_no_filter_and_no_aggregate(new_flights: NewTable, memory_bytes: int) -> None:
-    """Covers equal and old rows, which only compactions and queries aggregate and filter."""
+    """The rows are equal or old. Only compactions and queries aggregate and filter them."""
     table = new_flights(schema=PLAIN, aggregate="max(delay)", filter="age_off(time, 1)")
     rows = repeated(flights(1_000, schema=PLAIN), 2)
     ingest(table, rows.to_batches(500), memory_bytes=memory_bytes)
@@ -204,7 +204,7 @@ def test_references_of_a_leaf_split_during_the_ingest_are_pushed_down_later(
 
 
 def bad(rows: pa.Table, tmp_path: Path) -> dict[str, tuple[Any, list[str]]]:
-    """Returns data that cannot be ingested, each with the words that the error must contain."""
+    """Returns data that cannot be ingested, each with words that the error's message must contain."""
     files = {name: tmp_path / name for name in ("empty.parquet", "torn.parquet", "bad.csv", "a.txt")}
     for name in ("empty.parquet", "a.txt"):
         files[name].touch()

@@ -1,4 +1,4 @@
-"""Ingests that lose or double rows, all of which fail, because rows are counted at each step."""
+"""Ingests that would lose or double rows. They fail, because rows are counted at each step."""
 
 from __future__ import annotations
 

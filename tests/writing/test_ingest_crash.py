@@ -1,4 +1,4 @@
-"""Ingests whose process is killed: they add nothing, and when run again they add all rows once."""
+"""Ingests whose process is killed. They add nothing, and a repetition adds all rows once."""
 
 from __future__ import annotations
 
@@ -109,7 +109,10 @@ def has_written(table: TableContext) -> bool:
 
 
 def is_committing(table: TableContext) -> bool:
-    """Returns whether a process waits for a lock: the test has locked the row of its attempt."""
+    """Returns whether a process waits for a lock.
+
+    The test has locked the row of the process's attempt, so a commit waits for it.
+    """
     with table.supplier.connection() as conn:
         waiting = conn.execute("select count(*) from pg_locks where not granted").fetchone()
     return waiting is not None and waiting[0] > 0
@@ -165,7 +168,9 @@ def test_an_ingest_killed_within_its_commit_adds_nothing(
 def test_a_spark_driver_killed_after_its_commit_has_added_all_rows(
     table: TableContext, start: Start, rows: pa.Table, tmp_path: Path
 ) -> None:
-    """Covers also the collection of a repeated task's object. The driver is real, Spark is not."""
+    """This includes the collection of an object of a repeated task. The driver is a real process, Spark is
+    not.
+    """
     process = start(DRIVER)
     assert process.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
     assert any("twice" in name for name, _ in table.objects.list())
@@ -186,7 +191,7 @@ def test_two_processes_with_one_id_add_the_rows_once(
 
 
 def drop(table: TableContext) -> None:
-    """Drops the table as `Instance.drop_table` does."""
+    """Drops the table, like `Instance.drop_table`."""
     Catalog(table.supplier, table.attempts).drop(table.table.name)
     table.attempts.collect_abandoned(table.table.table_id)
 

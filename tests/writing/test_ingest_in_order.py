@@ -1,4 +1,4 @@
-"""Files whose rows are in key order, which an ingest writes without sorting, or adds nothing."""
+"""Files whose rows are in key order, which an ingest writes without sorting; otherwise it adds nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(
 
 @pytest.fixture
 def sorted_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of each batch that is sorted."""
+    """A list to which each sort adds the number of its rows."""
     found: list[int] = []
     add = LeafSorter.add
 
@@ -67,7 +67,7 @@ def write(folder: Path, *tables: pa.Table) -> list[str]:
 def test_files_in_order_are_not_sorted_again(
     table: TableContext, tmp_path: Path, sorted_rows: list[int]
 ) -> None:
-    """Covers equal keys on both sides of the end of a row group and of a file."""
+    """There are equal keys on both sides of the end of a row group, and of a file."""
     rows = in_order(5_000)
     reports: list[tuple[int, int | None]] = []
     paths = write(tmp_path, rows.slice(0, 2_000), rows.slice(2_000, 0), rows.slice(2_000))

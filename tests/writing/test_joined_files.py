@@ -1,4 +1,4 @@
-"""Joined Parquet files, read by every reader and page by page."""
+"""Parquet files that were joined from others, read by every reader and page by page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_arrow(path: Path, table: pa.Table, **options: Any) -> Path:
 
 
 def by_datafusion(path: Path, table: pa.Table) -> Path:
-    """Writes a file as a compaction does."""
+    """Writes the rows of a table to a file, in the way of a compaction."""
     context = SessionContext()
     frame = context.from_arrow(table)
     shape = FileShape(group_rows=2_500, bloom_columns=("k",))

@@ -113,7 +113,7 @@ def test_postgresql_sorts_encoded_keys_as_python_sorts_keys(schema: Schema, post
 
 @pytest.mark.parametrize("type_", [INT, LONG, STRING, BYTES], ids=str)
 def test_postgresql_sorts_single_values_and_ids_as_python_does(type_: DataType, postgresql: Any) -> None:
-    """Sorts values in the form in which partitions store their bounds."""
+    """Values are sorted in the form in which partitions store their bounds."""
     values = [row[0] for row in keys(by([type_]), 2)]
     query = "select value from unnest(%s::bytea[]) as t (value) order by value"
     encoded = [encode_value(type_, value) for value in values]

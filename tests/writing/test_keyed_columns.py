@@ -1,4 +1,4 @@
-"""Changed columns of a keyed table, whose readers get the newest row of each key from old and new files."""
+"""Keyed tables with changed columns. Readers get each key's newest row from old and new files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEWEST = [(2, "B", 20, "q"), (3, "c", 3, "x"), (4, "D", 40, None)]
 
 @pytest.fixture(params=[None, "n"])
 def table(instance: Instance, request: pytest.FixtureRequest) -> Table:
-    """A table with rows of two schema versions, some of which replace others, and a mark of deletion."""
+    """A table with rows of two schema versions, of which some replace others, and with a deletion mark."""
     given = dm.TableProperties(
         keep="newest_row", newest_by=request.param, compaction_strategy="basic", compaction_batch_files=3
     )

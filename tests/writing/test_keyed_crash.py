@@ -1,4 +1,4 @@
-"""Killed compactions of marks of deletion and killed deletes by values: nothing is lost or half done."""
+"""Compactions of deletion marks, and deletions by values, that are killed: nothing is lost or half done."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ MOMENTS = [
 
 
 def quick(moments: list[str]) -> list[Any]:
-    """Returns all moments as parameters; those not given are marked slow."""
+    """Returns all moments as test parameters; those outside of `moments` are marked slow."""
     return [pytest.param(one, marks=[] if one in moments else pytest.mark.slow) for one in MOMENTS]
 
 
 def killed(table: Table, what: str, moment: str) -> None:
-    """Runs an action in a process of its own and kills the process at a moment."""
+    """Runs an action in another process, which is killed at a moment."""
     with runner(table.context, RUNNER, what, moment) as process:
         wait_for(process)
 

@@ -1,4 +1,6 @@
-"""A year of flights, whose months are delivered again with corrections, compared with DuckDB's MERGE."""
+"""A year of flights. Each month is delivered again with corrections, and the result is compared with
+DuckDB's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Valid and invalid keyed tables and loads: an invalid one gives one clear line and changes nothing."""
+"""Valid and invalid keyed tables and loads. An invalid one gives a one-line error and changes nothing."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_parquet_and_csv_files_can_have_marks(instance: Instance, tmp_path: Path
 
 @pytest.mark.slow
 def test_values_of_any_type_are_replaced_and_deleted(instance: Instance) -> None:
-    """Covers value columns that are not nullable: a mark of deletion has no values."""
+    """Value columns may be not nullable, although a deletion mark has no values."""
     part = pa.field("x", pa.int64(), False)
     kinds = {
         "a": (dm.LIST(dm.LONG), pa.list_(pa.int64()), [[1, 2], [3]]),

@@ -1,8 +1,8 @@
-"""Processes that change a keyed table during reads, and are killed.
+"""Processes that change a keyed table while it is read. Some of them are killed.
 
-They upsert, delete, compact, split, merge and collect. One writer owns each key; it notes each change that it
-begins and each that is acknowledged. A read may find the last change acknowledged before it, or any change
-begun later.
+They upsert, delete, compact, split, merge and collect. Each key has one writer, which notes the beginning and
+the acknowledgement of each change. A read may return the last change that was acknowledged before it, or any
+change that began later.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ READS_MAX = 100
 
 
 class Notes:
-    """The notes of the writers: for each key the changes begun, in order, and the last one acknowledged."""
+    """The notes of all writers: for each key, the changes that began, in order, and the last acknowledged
+    one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.begun: dict[int, list[tuple[int, bool]]] = defaultdict(lambda: [(GONE, False)])
@@ -103,7 +105,7 @@ class Notes:
 
 
 def check(rows: dict[int, int], before: Notes, after: Notes) -> None:
-    """Checks the rows of a read that began after the notes `before` and ended before `after`."""
+    """Checks the rows of a read. `before` are notes from its beginning, `after` from its end."""
     for key in range(60):
         may = [one for one in after.begun[key] if one[0] >= before.acknowledged[key]]
         allowed = {number if is_row else GONE for number, is_row in may}

@@ -1,4 +1,4 @@
-"""Sorting of rows in little memory, which merges only runs that overlap."""
+"""Sorting of rows in little memory. Only runs that overlap are merged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_a_run_that_vanishes_before_it_is_read_is_an_error(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_memory_is_bounded_while_rows_are_read_and_sorted() -> None:
-    """Allows three times `memory_bytes`: sorting holds about twice as much, and a batch is held besides."""
+    """The limit is three times `memory_bytes`: sorting takes about twice as much, and one batch is
+    held too.
+    """
     random, held, found = np.random.default_rng(1), 8 << 20, 0
     before, most = pa.total_allocated_bytes(), 0
     with LeafSorter(SCHEMA, 1, memory_bytes=held) as sorter:

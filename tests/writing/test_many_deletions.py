@@ -1,4 +1,4 @@
-"""Ten thousand pending deletions of single keys, of which a file or job costs only its own."""
+"""Ten thousand pending deletions of single keys. A file or a job must read only those that concern it."""
 
 from __future__ import annotations
 

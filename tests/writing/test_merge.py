@@ -1,4 +1,4 @@
-"""The sorted merge, on real Parquet files."""
+"""The sorted merge of real Parquet files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _rows(count: int, seed: int = 0) -> pa.Table:
 
 
 def _files(folder: Path, *tables: pa.Table, schema: Schema = SCHEMA) -> list[str]:
-    """Writes a sorted file for each table below the folder; returns the paths."""
+    """Writes each table to a sorted file below the folder; returns the paths."""
     objects = open_store(folder / "in")
     names = [f"{number}.parquet" for number in range(len(tables))]
     for name, table in zip(names, tables, strict=True):
@@ -118,7 +118,9 @@ def test_the_facts_have_the_smallest_and_largest_key_and_the_sketches(tmp_path: 
 
 
 def test_the_merge_streams_and_sorts_nothing(tmp_path: Path) -> None:
-    """Expects one sorted stream for each file and one merge, without a sort or buffers of whole inputs."""
+    """The plan must have one sorted stream for each file and one merge, but no sort and no buffer of a whole
+    input.
+    """
     inputs = _files(tmp_path, *(_rows(100, seed) for seed in range(3)))
     for path in inputs:
         pq.write_table(pq.read_table(path), path)  # the files themselves do not declare their order
@@ -376,7 +378,7 @@ print((peak() - before) // 1024)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_the_files(tmp_path: Path) -> None:
-    """Allows 100 MB more for eight times the rows; all of them in memory would be about 200 MB."""
+    """The limit is 100 MB more for eight times the rows. All these rows in memory would take about 200 MB."""
     schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])
     peaks = []
     names = pa.array([f"name {i:020d}" for i in range(3_200)])

@@ -1,4 +1,4 @@
-"""Merges killed with SIGKILL before each of their statements, which leave the old epoch or the new one."""
+"""Merges killed with SIGKILL before each of their statements. The table then has the old or the new epoch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STATEMENTS_MAX = 40
 
 
 def merge_and_die(table: TableContext, leaves: list[str], statement: int) -> bool:
-    """Merges leaves in another process, which dies before the statement of that number.
+    """Merges leaves in another process, which dies just before its statement of this number.
 
-    Returns False if the process had fewer statements and ended normally.
+    Returns False if the process ended normally, because it had fewer statements.
     """
 
     def merge(own: TableContext) -> None:

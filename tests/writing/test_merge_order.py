@@ -1,4 +1,4 @@
-"""Merges of files whose statistics make the optimizer want to drop keys from the order."""
+"""Merges of files whose statistics tempt DataFusion's optimizer to ignore keys of the sort order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRANSFORMS = [{}, {"aggregate": "sum(v)"}, {"filter": "age_off(v, 90000000000000
 def test_files_with_a_constant_first_key_are_merged_in_the_order_of_all_keys(
     tmp_path: Path, first: DataType, properties: dict[str, Any]
 ) -> None:
-    """Covers files with one value of the first key each, and a region that limits it, as after a split."""
+    """Each file has one value of the first key, and a region limits this key, as after a split."""
     schema = Schema([Field("a", first), Field("b", LONG)], values=[Field("v", LONG)])
     objects = open_store(tmp_path / "in")
     *constants, end = ABOVE[first]
@@ -71,7 +71,7 @@ def test_files_with_a_constant_first_key_are_merged_in_the_order_of_all_keys(
 def test_a_region_of_one_key_is_merged_in_the_order_of_the_other_keys(
     tmp_path: Path, kind: DataType, properties: dict[str, Any]
 ) -> None:
-    """Covers files with rows of other keys, too; DataFusion knows that the region leaves one."""
+    """The files have rows of other keys too. DataFusion knows that the region has only one."""
     schema = Schema([Field("a", kind), Field("b", LONG)], values=[Field("v", LONG)])
     objects = open_store(tmp_path / "in")
     for number in range(3):

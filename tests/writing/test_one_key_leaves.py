@@ -1,4 +1,4 @@
-"""Full leaves that cannot be divided because all their rows have one key, as shown to users."""
+"""Full leaves that cannot be divided because all rows have one key, and the messages about them."""
 
 from __future__ import annotations
 

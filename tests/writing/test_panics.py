@@ -1,6 +1,6 @@
 """Panics in DataFusion, which become ordinary errors.
 
-Python gets a panic as a `BaseException`. The inputs that make DataFusion panic differ between versions, so
+In Python, a panic is a `BaseException`. The inputs that make DataFusion panic differ between versions. So
 these tests replace its entry points with functions that panic.
 """
 

@@ -1,4 +1,4 @@
-"""The work of statements, proportional to their input whatever statistics PostgreSQL has."""
+"""The work of statements. It is proportional to their input, whatever statistics PostgreSQL has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dormouse.postgres import ConnectionSupplier, queries, run_transaction
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
 from dormouse.state.commits.pointers import sweep_bodies
 from dormouse.state.commits.queue import TablesRenamed
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from tests.standard import OF_KEYS
 from tests.stored import assign, check, clock, query, ref, replace, split
 from tests.support.commits import Message, PostgresQueue
@@ -30,11 +30,15 @@ Step = tuple[str, Callable[[], Any]]
 FILES = (150, 1_200)
 FILES_A_LEAF = 15
 RATIO_MAX = 12
-"""The largest ratio of the work for the two numbers in FILES, of which one is eight times the other."""
+"""The largest allowed ratio of the work for the second number in FILES to that for the first, an eighth of
+it.
+"""
 WORK_MAX = 200
-"""The limit of rows, and of pages, for each file."""
+"""The largest number of rows, and of pages, that a statement may read for each file."""
 LITTLE_WORK = 20
-"""The work for each file up to which RATIO_MAX does not count: indexes and other rows cause some growth."""
+"""The work for each file below which RATIO_MAX is ignored, because indexes and other rows cause some
+growth.
+"""
 
 
 def unknown_to_postgres(
@@ -60,7 +64,10 @@ def unknown_to_postgres(
 
 
 def steps(table: TableContext, files: int) -> Iterator[Step]:
-    """Yields calls of the store and of maintenance on so many files; a `checked` call has a transaction."""
+    """Yields calls of the store and of maintenance, on this number of files, each with its name.
+
+    A `checked` call has a transaction.
+    """
     store, partitions = table.store, table.partitions
     leaves = [leaf.partition_id for leaf in partitions.leaves()]
     [[before]] = query(table.supplier, "select pg_current_snapshot()::text")
@@ -148,7 +155,7 @@ def test_eight_times_the_files_cause_at_most_twelve_times_the_work(
 def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_other_jobs(
     new_table: Callable[..., TableContext], layout: str, walks_arrays: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers also the queries for servers that may look up arrays by reading the whole partition."""
+    """Some servers may look up arrays by reading the whole partition. Queries for those are tested too."""
     monkeypatch.setattr(queries, "WALKS_ARRAYS", walks_arrays)
     table, files = unknown_to_postgres(new_table, layout, "with one file", FILES_A_LEAF), 1_000
     names = [f"f{n}" for n in range(files)]
@@ -171,7 +178,9 @@ def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_ot
 def test_the_work_of_a_batch_does_not_grow_with_the_queue(
     supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Vacuums tables with one row on many pages, as after a burst, so that plans are made for one row."""
+    """The tables are vacuumed while they have one row on many pages, as after a burst. Plans then expect one
+    row.
+    """
     queue, others, few = PostgresQueue(supplier), 2_000, 10
     refused = [CommitOutcome(f"other {n}", "t", "rejected", "why", "Why") for n in range(others)]
     for _ in range(2):
@@ -216,7 +225,7 @@ def test_the_work_of_a_batch_does_not_grow_with_the_queue(
 def test_looking_up_and_deleting_commits_reads_none_of_other_tables(
     supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers many tables with statistics from when there was one commit."""
+    """There are many tables, and the statistics date from a time with one commit."""
     tables, names = 1_000, [f"c{n}" for n in range(10)]
     query(
         supplier,

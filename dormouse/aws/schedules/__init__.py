@@ -1,1 +1,1 @@
-"""The work of timers and lambdas: rounds of collection and upkeep, runs of Spark, migrations."""
+"""The work of scheduled lambdas: rounds of garbage collection and upkeep, runs of Spark, migrations."""

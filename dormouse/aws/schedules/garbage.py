@@ -1,4 +1,4 @@
-"""Scheduled retention and garbage collection: one table after another, within the given time."""
+"""Scheduled retention and garbage collection, one table after another within the given time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dormouse.state.history.retention import apply_retention
 
 KIND = "garbage"
 FAILED_AGAIN_SECONDS = 3_600.0
-"""The pause after a failed table, which must not keep the database awake."""
+"""The wait after the failure of a table. Immediate retries would keep the database awake."""
 
 _LAST = "last_table"
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GarbageRound:
-    """The result of a round. `orphaned_bytes` are those of unreferenced files that still exist.
+    """The result of a round of garbage collection.
 
-    `due_at` is the time at which more work is certain. `last_table` is the id of the last examined table,
-    after which the next round begins.
+    `orphaned_bytes` is the size of unreferenced files that still exist. `due_at` is the time at which more
+    work is certain. `last_table` is the id of the last examined table, after which the next round begins.
     """
 
     tables: int
@@ -53,7 +53,7 @@ class GarbageRound:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Returns the values that the next round needs."""
+        """The values that the next round needs."""
         return {_LAST: self.last_table}
 
 
@@ -65,7 +65,7 @@ def collect(
     seconds_left: Callable[[], float],
     now: Callable[[], datetime] = utc_now,
 ) -> GarbageRound:
-    """Runs one round over the tables, until no seconds are left. Each table has its own transactions.
+    """Runs one round over the tables, until `seconds_left` returns 0. Each table has its own transactions.
 
     A failure of one table is logged, and does not stop the others.
     """
@@ -97,7 +97,10 @@ def _tidy(supplier: Supplier, objects: ObjectStore) -> None:
 
 
 def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:
-    """Returns the tables by id, starting after the last one, so that each gets its turn."""
+    """Returns the tables in the order of their ids, first those after the id `last`, then the others.
+
+    So in time each table is examined.
+    """
     return sorted(tables, key=lambda table: (table.table_id <= last, table.table_id))
 
 

@@ -1,6 +1,7 @@
-"""Migration of a deployment's database: its schema, its roles and their rights.
+"""The migration of a deployment's database: its schema, its roles and their rights.
 
-It also makes a database that replaces another, for example after a restore, the owner of the object store.
+The migration also makes the database the owner of the object store, if it replaces another database, for
+example after a restore.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from dormouse.state.files.attempts import WriteAttempts
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """The applied migrations, and the number of objects that the schema's role took over.
+    """The applied migrations, and the number of database objects that the schema's role took over.
 
-    `began_xid` is the id of its first transaction. A copied database has all earlier transactions from its
-    original.
+    `began_xid` is the id of the migration's first transaction. If the database is a copy, all earlier
+    transactions are those of the original.
     """
 
     applied: tuple[Migration, ...]
@@ -37,20 +38,20 @@ class MigrationReport:
 
 
 OLD_DELETIONS_SECONDS = 30.0
-"""How long to wait for deletions of lambdas that are just ending."""
+"""The time to wait for lambdas that are just ending, because they may still delete objects."""
 
 Connecting = Callable[..., ConnectionSupplier]
-"""A function that opens connections to a DSN, like `ConnectionSupplier`; it also takes `search_path`."""
+"""A function that returns connections to a DSN, such as `ConnectionSupplier`. It also takes `search_path`."""
 
 
 def bring_up_to_date(
     dsn: str, connecting: Connecting = ConnectionSupplier, folder: Path = MIGRATIONS
 ) -> MigrationReport:
-    """Migrates the database and creates its roles. It can run again, and concurrently.
+    """Migrates the database and creates its roles. Calls can be repeated, and can be concurrent.
 
     The role of `dsn` must own the database and be allowed to create roles. Raises `InstanceTooNew`, without
-    any change, if the database is newer than this Dormouse. Raises `NotAnInstance` and `InstanceError` as
-    `migrate` does, also if the role lacks a right.
+    any change, if the database is newer than this Dormouse. Raises `NotAnInstance` if the database is none of
+    Dormouse's, and `InstanceError` if the migration fails or the role lacks a right.
     """
     with (
         closing(connecting(dsn, search_path=GUARDED_PATH)) as supplier,
@@ -71,8 +72,8 @@ def bring_up_to_date(
 def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = ConnectionSupplier) -> str:
     """Creates missing databases for the indexes of row tables, and grants rights in them.
 
-    The role that runs Dormouse creates and owns indexes; the reader's role reads them. The role of `dsn` must
-    be allowed to create databases and roles. It can run again. Returns what was done.
+    Returns what was done. The role that runs Dormouse creates and owns indexes, and the reader's role reads
+    them. The role of `dsn` must be allowed to create databases and roles. The call can be repeated.
     """
     for name in names:
         with (
@@ -102,10 +103,12 @@ def own(
     """Makes a database that a deployment has begun to use the owner of the object store.
 
     A new database and an empty store are bound to each other. A copy, and a database that `replaces` another,
-    adopts the store; then this returns the number of the new incarnation. It can run again. `began_xid` comes
-    from the `MigrationReport`, because the migration's transactions are not those of the original. Raises
-    `NotAnInstance` for a store of another instance, and `ObjectStoreIsNotOurs` for one without the database's
-    files.
+    adopts the store. Then this returns the number of the new incarnation, otherwise None. The call can be
+    repeated.
+
+    `began_xid` comes from the `MigrationReport`, because the migration's transactions are not those of the
+    original. Raises `NotAnInstance` for a store of another instance, and `ObjectStoreIsNotOurs` for a store
+    that lacks the database's files.
     """
     with closing(connecting(roles.acting_as_schema(dsn))) as supplier:
         instance_id = Catalog(supplier, WriteAttempts(supplier, objects)).instance_id()

@@ -1,8 +1,9 @@
-"""Runs: work for Spark on EMR, listed in an object that the driver reads.
+"""Runs: work for Spark on EMR, listed in an object that Spark's driver reads.
 
-A list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{table, table_id, jobs,
-given_up}]}. For a compaction, it has the run's jobs by table, and how many jobs of a table were given up by
-then; for a split, the tables to examine. It is written once, and deleted by the run's report or after a week.
+The list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{table, table_id, jobs,
+given_up}]}. The list of a compaction has the run's jobs for each table, and the number of the table's jobs
+that had been given up by then. The list of a split has the tables to examine. A list is written once. The
+report of the run deletes it, or a later run deletes it after a week.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ State = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """The work of a run for one table: job ids, or none in a split.
+    """The work of a run for one table: the ids of its compaction jobs, or none in a split.
 
-    `given_up` is the number of the table's jobs that were given up when the list was made, or None.
+    `given_up` is the number of the table's jobs that had been given up when the list was made, or None.
     """
 
     table: str
@@ -59,7 +60,7 @@ class RunTable:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The work of a run."""
+    """The list of the work of a run."""
 
     run_id: str
     kind: Kind
@@ -72,7 +73,10 @@ class RunList:
         return sum(len(one.jobs) for one in self.tables) if self.kind == "compaction" else len(self.tables)
 
     def summary(self, objects: ObjectStore) -> dict[str, Any]:
-        """Returns the state machine's value: {"run_id", "kind", "list" (its URL), "jobs", "tables"}."""
+        """Returns the value that the state machine passes on: {"run_id", "kind", "list", "jobs", "tables"}.
+
+        "list" is the URL of the list, and "jobs" and "tables" are numbers.
+        """
         return {
             "run_id": self.run_id,
             "kind": self.kind,
@@ -84,9 +88,11 @@ class RunList:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """The result of a run: its `jobs`, and those `released` because it did not finish them, with their files.
+    """The result of a run.
 
-    `given_up` counts jobs of its tables that were given up since its list was made.
+    `jobs` counts all jobs of the run. `released` counts its unfinished jobs, which later runs can take, and
+    `files_released` their files. `given_up` counts the jobs of its tables that were given up since the list
+    was made.
     """
 
     run_id: str
@@ -100,12 +106,12 @@ class RunReport:
 
 
 def run_id_for(name: str) -> str:
-    """Returns the run id for a name, such as an execution of a state machine: always the same."""
+    """Returns the run id for a name, such as the ARN of an execution. The same name has the same id."""
     return str(uuid.uuid5(_NAMESPACE, name))
 
 
 def list_name(run_id: str) -> str:
-    """Returns the name of a run's list. Raises `InvalidInput` if the id is no UUID."""
+    """Returns the object name of a run's list. Raises `InvalidInput` if the id is not a UUID."""
     try:
         return f"{FOLDER}/{uuid.UUID(run_id)}.json"
     except (ValueError, AttributeError, TypeError):
@@ -123,9 +129,9 @@ def create(
 ) -> RunList:
     """Creates compaction jobs for all tables, assigns up to `jobs_max` to the run, and writes their list.
 
-    The run owns them for `run_seconds`. After `seconds_max`, no more jobs are created. Each run has its own
-    order of tables, so that none is always last. If there are too many jobs, each table gets a fair share.
-    Returns the same list for the same run id. Without jobs, it writes no list.
+    The run owns the jobs for `run_seconds`. After `seconds_max`, no more jobs are created. Each run has its
+    own order of tables, so that no table is always last. If there are too many jobs, each table gets a fair
+    share. Returns the same list for the same run id. Without jobs, it writes no list.
     """
     with suppress(ObjectNotFound):
         return read_list(objects, list_name(run_id))
@@ -155,7 +161,7 @@ def read_list(objects: ObjectStore, name: str) -> RunList:
 def report(
     supplier: Supplier, objects: ObjectStore, run_id: str, state: str, reason: str | None = None
 ) -> RunReport:
-    """Releases the unfinished jobs of an ended run, and deletes its list. It can be called again."""
+    """Releases the unfinished jobs of an ended run, and deletes its list. The call can be repeated."""
     name, jobs, given_up, listed = list_name(run_id), 0, 0, None
     with suppress(ObjectNotFound):
         listed = read_list(objects, name)
@@ -174,7 +180,7 @@ def report(
 
 
 def _tell_of_failure(rounds: LastRounds, run: RunList, reason: str | None) -> None:
-    """Records the failure of a run that died before it could record the result of a table's round."""
+    """Records the failure of a run that ended before it could record the result of any round."""
     known = (one.ended_at for one in rounds.read()[0] if one.kind == "compaction")
     if not any(ended_at and ended_at >= run.created_at for ended_at in known):
         with rounds.round("compaction") as current:
@@ -189,13 +195,13 @@ def _given_up_since(supplier: Supplier, listed: RunList) -> int:
 
 
 def remove_list(objects: ObjectStore, run_id: str) -> None:
-    """Deletes the list of an ended run; a split owns no jobs, so this is all its report does."""
+    """Deletes the list of an ended run. A run of splits owns no jobs, so its report does nothing else."""
     for failed, error in objects.delete([list_name(run_id)]):
         logger.warning("the list %s stays for a week: %s", failed, error)
 
 
 def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:
-    """Deletes the lists of runs that were never reported; returns how many."""
+    """Deletes the lists of runs that were never reported. Returns the number of deleted lists."""
     oldest = datetime.now(UTC) - timedelta(days=days_max)
     old = [name for name, _ in objects.list(FOLDER) if (at := _created_at(objects, name)) and at < oldest]
     return len(old) - len(objects.delete(old))
@@ -242,7 +248,7 @@ def _created_at(objects: ObjectStore, name: str) -> datetime | None:
 def _make_jobs(
     supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, until: float
 ) -> None:
-    """Creates jobs for tables that do not have enough yet."""
+    """Creates jobs for tables that have fewer than `jobs_max` open jobs, until the time `until`."""
     waiting = open_jobs(supplier, run_id)
     order = sorted(tables.values(), key=lambda one: one.table_id)
     random.Random(run_id).shuffle(order)  # noqa: S311 no secret
@@ -255,7 +261,10 @@ def _make_jobs(
 
 
 def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None:
-    """Creates jobs for one table; if none waits or runs, this is a complete round of its own."""
+    """Creates jobs for one table.
+
+    Records a finished round of compaction if the table then has no open job.
+    """
     jobs = _jobs_of(supplier, table)
     with LastRounds(supplier, table).round("compaction") as current:
         made = jobs.create(jobs_max)
@@ -266,7 +275,11 @@ def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None
 def _hand_over(
     supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, run_seconds: float
 ) -> Iterable[RunTable]:
-    """Assigns jobs, first to the tables that have the fewest: the others get their unused shares."""
+    """Assigns waiting jobs to the run, beginning with the table that has the fewest.
+
+    Returns the run's work by table. If a table needs less than its fair share of `jobs_max`, the other tables
+    get the rest.
+    """
     held = tables_of_run(supplier, run_id)
     waiting = open_jobs(supplier, run_id)
     given_up = jobs_given_up(supplier, waiting)
@@ -283,7 +296,7 @@ def _hand_over(
 
 
 def _for_table(table: TableRecord, work: Callable[[], Any]) -> Any:
-    """Runs work for one table; logs a failure, which does not stop the others."""
+    """Calls `work` for one table. A failure is logged, and does not stop the work for other tables."""
     try:
         return work()
     except TableNotFound:

@@ -1,7 +1,7 @@
 """Scheduled upkeep: daily partitions, old jobs, old payloads, and a list of tables for Spark to split.
 
-A split reads keys from the sketches of files, which a lambda does not do. Upkeep only asks the database which
-tables have leaves over their threshold, references above leaves, or small leaves to merge.
+A lambda does not split, because a split reads keys from the sketches of files. Upkeep only asks the database
+which tables need work: leaves over their threshold, references above leaves, or small leaves to merge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dormouse.state.partitions import REST_SECONDS, PartitionStore, SmallPair, r
 
 KIND = "maintenance"
 PAYLOAD_MARGIN_SECONDS = 30.0
-"""The margin between the end of the work on payloads and the end of the round."""
+"""The time that the work on payloads leaves before the end of the round."""
 
 _SEEN = "seen"
 
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 class Upkeep:
     """The result of upkeep, with the list for a run of splits, if any.
 
-    `whole` is True if there was time for all tables and jobs. `seen` has the state of each table when a run
-    was to split it, and `payloads` the work on payloads.
+    `whole` is True if there was time for all tables and jobs. `seen` has the state of each table that needs a
+    split or merge, and `payloads` the work on payloads.
     """
 
     run: RunList | None
@@ -51,7 +51,7 @@ class Upkeep:
 
     @property
     def memory(self) -> dict[str, dict[str, str]]:
-        """Returns the values that the next round needs."""
+        """The values that the next round needs."""
         return {_SEEN: self.seen}
 
 
@@ -68,8 +68,8 @@ def keep_up(
 ) -> Upkeep:
     """Rolls the removal log, writes the list of tables to split, drops old jobs, and cools payloads.
 
-    A table that was in a list and has not changed since is left out for a day: its leaves have one key, or
-    fewer rows than their references say.
+    A table that was in an earlier list and has not changed since is left out for a day. Its leaves cannot be
+    split: they have a single key, or fewer rows than their references say.
     """
     removal_log.roll(supplier)
     done = _look(supplier, objects, turn, run_id, seconds_left)
@@ -82,7 +82,11 @@ def keep_up(
 def _expire_jobs(
     supplier: Supplier, objects: ObjectStore, seconds_left: Callable[[], float], retention_days: int
 ) -> bool:
-    """Drops old jobs in half of the time left; returns whether that was enough. Needs the days' owner."""
+    """Drops jobs that ended long ago, in half of the time left. Returns whether the time was enough.
+
+    The database role must own the tables of jobs, because old days of jobs are dropped as whole partitions. A
+    failure is logged and counts as done.
+    """
     half = seconds_left() / 2
     try:
         expire(
@@ -105,7 +109,10 @@ def _cool(
     seconds_left: Callable[[], float],
     retention_days: int | None,
 ) -> PayloadRound | None:
-    """Cools payloads in the time that is left; the run's list is written already."""
+    """Cools payloads in the time that is left. Returns None if there is no time.
+
+    The list of the run is written before.
+    """
     if (seconds := seconds_left() - PAYLOAD_MARGIN_SECONDS) <= 0:
         return None
     store = PayloadStore(supplier, objects, options=options)
@@ -148,14 +155,17 @@ def _listed(objects: ObjectStore, run_id: str, due: list[RunTable]) -> RunList |
 
 
 def _small_pairs(partitions: PartitionStore, table: TableRecord) -> list[SmallPair]:
-    """Returns the leaves of a table to merge: few, because each round merges some."""
+    """Returns pairs of small leaves that can be merged, if they have not changed for a while.
+
+    The list is short, because each round merges some of the pairs.
+    """
     if rows_to_merge(table.properties) is None or not partitions.look_for_small_pairs():
         return []
     return [pair for pair in partitions.small_pairs() if pair.rested_seconds >= REST_SECONDS]
 
 
 def _state(supplier: Supplier, table: TableRecord) -> str | None:
-    """Returns a short text that changes with the leaves to split or merge, or None if there are none."""
+    """Returns a digest that changes with a table's leaves to split or merge, or None if it has none."""
     partitions = PartitionStore(supplier, table)
     try:
         with LastRounds(supplier, table).round("split") as current:

@@ -1,8 +1,9 @@
-"""The test whether a schedule has work, by the object store alone, so that the database can stay asleep.
+"""The test whether a schedule has work. It reads only the object store, so that the database can stay asleep.
 
 A run leaves a record, `work/<kind>/<start>-<nonce>.json`, with the time of the next certain work. The next
-run has work if activity was noted since the last one began (dormouse/objects/store.py), if work is due, or
-if a day has passed. A run that fails leaves no record, so the next one has the work of both.
+run has work in three cases: activity was noted since the last run began (dormouse/objects/store.py), the time
+of certain work has come, or a day has passed. A failed run leaves no record, so the next run has the work of
+both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dormouse.errors import ObjectNotFound
 from dormouse.objects.store import ObjectStore, forget_activity, is_noted_since
 
 LOOK_HOURS_MAX = 24
-"""A schedule runs after this time in any case: a writer may have died before it noted its activity."""
+"""The number of hours after which a schedule has work in any case. A writer may have died before it noted
+activity."""
 
 NOTES_KEPT = timedelta(hours=2 * LOOK_HOURS_MAX)
 Why = Literal["the first run", "activity", "due", "a day has passed"]
@@ -34,7 +36,10 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run that ended: its start, the time of the next certain work, and its kind's memory."""
+    """The record of a run that ended: its start, the time of the next certain work, and its memory.
+
+    `memory` has values that the next run of the same kind needs.
+    """
 
     began_at: datetime
     due_at: datetime | None = None
@@ -43,7 +48,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run that has work, with the reason."""
+    """A run that has work, with the reason and the record of the run before."""
 
     why: Why
     began_at: datetime
@@ -52,7 +57,7 @@ class Turn:
 
 
 class Schedule:
-    """The runs of one kind, such as "garbage"."""
+    """The runs of one kind of schedule, such as "garbage"."""
 
     def __init__(self, objects: ObjectStore, kind: str, now: Callable[[], datetime] = utc_now) -> None:
         self._objects = objects
@@ -60,7 +65,7 @@ class Schedule:
         self._now = now
 
     def turn(self) -> Turn | None:
-        """Returns the work that is due now, or None."""
+        """Returns a run if there is work now, or None."""
         began_at = self._now()
         names = sorted(name for name, _ in self._objects.list(self._folder))
         records = [record for name in names if (record := self._record(name)) is not None]
@@ -73,9 +78,10 @@ class Schedule:
     def done(
         self, turn: Turn, *, due_at: datetime | None = None, memory: dict[str, Any] | None = None
     ) -> None:
-        """Records that the run has done its work, and what is due later.
+        """Records that a run has done its work, and the time at which more work is due.
 
-        Keeps records of concurrent runs, which may know of due work that this run has not seen.
+        Deletes the records that the run found at its start. Records of concurrent runs stay, because they may
+        name due work that this run has not seen.
         """
         content = {"due_at": None if due_at is None else due_at.isoformat(), "memory": memory or {}}
         name = f"{self._folder}/{turn.began_at.astimezone(UTC):{_TIME}}-{uuid.uuid4().hex[:8]}.json"
@@ -94,7 +100,7 @@ class Schedule:
         return "activity" if is_noted_since(self._objects, last.began_at) else None
 
     def _record(self, name: str) -> Record | None:
-        """Returns a record, or None if another run has just deleted it or it is unreadable."""
+        """Returns a record, or None if it cannot be read or another run has just deleted it."""
         try:
             began = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _TIME).replace(tzinfo=UTC)
             content = json.loads(self._objects.get(name))

@@ -1,7 +1,4 @@
-"""The tables that a DuckDB plan scans, and the ranges of row keys that it needs of each.
-
-The plan is one that DuckDB serialized as JSON.
-"""
+"""The tables that a plan, serialized by DuckDB as JSON, scans, and the ranges of keys that it needs."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ _TIMES = {"TIMESTAMP WITH TIME ZONE": TIMESTAMP, "DATE": DATE}
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LISTS = {"list_contains", "list_has", "array_contains", "array_has", "contains"}
 _PREFIXES = {"prefix": "", "starts_with": "", "^@": "", "~~": "%_\\", "like_escape": "%_\\", "~~~": "*?[\\"}
-"""The functions that test whether a text has a prefix or matches a pattern.
-
-Each has the characters that end the literal prefix of its pattern.
-"""
+"""Functions of a text and a pattern, each with the characters that end a pattern's literal prefix."""
 _CODE_POINT_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 _ESCAPED = re.compile(r"\\x([0-9A-F]{2})")
@@ -159,10 +153,7 @@ def is_whole(cast: str | None) -> bool:
 
 
 def value_of(constant: Node) -> Any:  # noqa: PLR0911 one a type
-    """Returns the value of a constant in the plan, or `UNKNOWN` for a type that is not supported.
-
-    The value is None, a number, str, bytes, datetime, date, tuple or list.
-    """
+    """Returns a constant as None, a number, str, bytes, datetime, date, tuple or list, else `UNKNOWN`."""
     match constant:
         case {"is_null": True}:
             return None
@@ -302,10 +293,7 @@ def _bounded(key: Key, operator: str, value: Any, type_name: str | None) -> KeyR
 
 
 def _ranges(field: Field, operator: str, value: Any, type_name: str | None) -> list[Range] | None:
-    """Returns the ranges of a key that meet a comparison with a value; None if any key may meet it.
-
-    `type_name` is the type to which the key is cast.
-    """
+    """Returns the ranges of a key, cast to a type, that meet a comparison; None if any key may meet it."""
     if value is None:
         return []
     if field.type in (INT, LONG):
@@ -354,10 +342,7 @@ class Enough:
 
 
 def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
-    """Returns the limit of a plan; None without one, or if a row may come from several rows of the table.
-
-    The plan must have exactly one scan.
-    """
+    """Returns the limit of a plan of one scan; None if a row may come from several rows of the table."""
     plan = _below(plan, "LOGICAL_PROJECTION")
     limit = plan.get("limit_val", {})
     if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
@@ -383,10 +368,7 @@ def _is_scan(plan: Node) -> bool:
 
 
 def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
-    """Returns whether the rows are sorted by the row keys, in their order.
-
-    The sort may end before the last row key. Further columns may follow the last.
-    """
+    """Returns whether rows are sorted by the first row keys, and by other columns only after all keys."""
     [child] = order["children"]
     scans = Scans(schemas)
     columns = scans.read(child)

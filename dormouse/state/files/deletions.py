@@ -27,9 +27,10 @@ from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup
+from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.holds import lock_history
 from dormouse.state.files.layout import MAY_BE_OF
-from dormouse.state.files.store import FileReferenceStore, KeyBounds
+from dormouse.state.files.store import FileReferenceStore
 
 _QUERIES = load(__package__ or "", "deletions")
 PAGE_FILES = 256

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -45,13 +44,20 @@ from dormouse.model.table import TableRecord, is_keyed
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Uuids, bytes_
+from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
+from dormouse.state.files.facts import (
+    DeletionRows,
+    FileDeletions,
+    FileFacts,
+    FilesDeletions,
+    KeyBounds,
+    PlannedRows,
+)
 from dormouse.state.files.holds import lock_history
 from dormouse.state.files.layout import (
     OwnTables,
-    Parameters,
     key_arrays,
     reference_arrays,
     reference_from_row,
@@ -60,84 +66,8 @@ from dormouse.state.files.operations import Commit, CommitResult, Kind
 from dormouse.state.files.totals import Differences, TableTotals
 from dormouse.state.files.updates import Whole, apply_commits, whole_statement
 
-DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
-"""Deletions in any order, each with its number, its condition as JSON, and True if it is an erasure."""
 PAGE_ROWS = 10_000
 _FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """The facts of a file.
-
-    `unreferenced_at` is the time at which garbage collection noticed that its last reference had been
-    removed.
-    """
-
-    filename: str
-    byte_count: int | None
-    row_count: int | None
-    min_key: bytes | None
-    max_key: bytes | None
-    added_at: datetime | None
-    unreferenced_at: datetime | None
-    digest: bytes | None
-
-
-class KeyBounds(NamedTuple):
-    """The smallest and largest value of each row key among some rows, each encoded as bytes.
-
-    None means no bound. Empty bounds mean all rows.
-    """
-
-    min_keys: Sequence[bytes | None] = ()
-    max_keys: Sequence[bytes | None] = ()
-
-    def arrays(self) -> Parameters:
-        return {"min_keys": bytes_(self.min_keys), "max_keys": bytes_(self.max_keys)}
-
-
-class PlannedRows(NamedTuple):
-    """The references and deletions, from one snapshot, that a query is planned with.
-
-    Each reference has these values:
-
-    1. the partition id
-    2. the filename
-    3. True if the file has only rows of this partition
-    4. the file's bytes
-    5. the file's smallest key
-    6. the file's largest key
-    7. `till`: of the deletions up to this number, readers apply only those in the last value
-    8. the deletions up to `till` that readers still apply to the file
-    """
-
-    references: list[Sequence[Any]]
-    deletions: DeletionRows
-
-
-class FileDeletions(NamedTuple):
-    """The deletions that readers need not apply to a file, and the file's smallest and largest key.
-
-    Deletions with numbers up to `till` need not be applied, except those in `left`. All values are None for
-    an untracked file.
-    """
-
-    till: int | None
-    min_key: bytes | None
-    max_key: bytes | None
-    left: list[int] | None
-
-
-class FilesDeletions(NamedTuple):
-    """Some deletions of a table, and facts about some files.
-
-    `till` is the number of the table's last deletion. `files` are in the order of the request.
-    """
-
-    till: int
-    deletions: DeletionRows
-    files: list[FileDeletions]
 
 
 class FileReferenceStore:

@@ -20,8 +20,8 @@ from dormouse.model.table import SECONDS_MAX
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.context import TableContext
+from dormouse.state.files.facts import DeletionRows
 from dormouse.state.files.holds import lock_history
-from dormouse.state.files.store import DeletionRows
 from dormouse.state.history.changes import size_since
 from dormouse.state.history.moments import cut as cut_of
 from dormouse.state.history.moments import record_if_due

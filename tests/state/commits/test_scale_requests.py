@@ -25,7 +25,9 @@ def test_a_repeated_request_with_other_points_is_refused(halves: TableContext, s
         halves.partitions.split(leaf.partition_id, point)
     before = everything(halves)
     for sealed, request_id in (([a, b], "r1"), ([c], "r2")):
-        with pytest.raises(InvalidRange, match=f"request '{request_id}' .* at other points|alone cannot be"):
+        with pytest.raises(
+            InvalidRange, match=f"request id '{request_id}' .* at other points|alone cannot be"
+        ):
             scale(sealed, given, request_id)
     assert scale([c], [("key", 25)], "r2") == divided
     assert scale([a, b], [("key", 7)], "r1") == merged

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dormouse.state.files.store import KeyBounds
+from dormouse.state.files.facts import KeyBounds
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import size_between

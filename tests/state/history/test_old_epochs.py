@@ -89,7 +89,7 @@ def check_history(table: TableContext, story: Story, first: int) -> None:
         made = [p for p in sealed or () if story.partitions[p].overlaps(one)]
         assert [*history.successors(name)] == made
         if 0 < one.created <= first:
-            with pytest.raises(EpochNotFound, match=f"epoch {one.created} made it"):
+            with pytest.raises(EpochNotFound, match=f"epoch {one.created} created it"):
                 history.predecessors(name)
         else:
             ended = story.changes[one.created].sealed

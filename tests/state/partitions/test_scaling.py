@@ -286,7 +286,7 @@ def test_a_repeated_request_gets_the_same_answer(halves: TableContext) -> None:
     halves.partitions.split(first[0].partition_id, 3)
     before = everything(halves)
     assert halves.partitions.scale([b, a], [("key", 7)], "r1") == first
-    with pytest.raises(InvalidRange, match=r"request 'r1' of table .* was another"):
+    with pytest.raises(InvalidRange, match=r"request id 'r1' of table .* was used before"):
         halves.partitions.scale([c], [("key", 25)], "r1")
     assert everything(halves) == before
 

@@ -1,0 +1,87 @@
+"""Facts of files, and the references and deletions of a query, as the file reference store returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from dormouse.postgres.queries import bytes_
+
+DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
+"""Deletions in any order, each with its number, its condition as JSON, and True if it is an erasure."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """The facts of a file.
+
+    `unreferenced_at` is the time at which garbage collection noticed that its last reference had been
+    removed.
+    """
+
+    filename: str
+    byte_count: int | None
+    row_count: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    added_at: datetime | None
+    unreferenced_at: datetime | None
+    digest: bytes | None
+
+
+class KeyBounds(NamedTuple):
+    """The smallest and largest value of each row key among some rows, each encoded as bytes.
+
+    None means no bound. Empty bounds mean all rows.
+    """
+
+    min_keys: Sequence[bytes | None] = ()
+    max_keys: Sequence[bytes | None] = ()
+
+    def arrays(self) -> dict[str, Any]:
+        return {"min_keys": bytes_(self.min_keys), "max_keys": bytes_(self.max_keys)}
+
+
+class PlannedRows(NamedTuple):
+    """The references and deletions, from one snapshot, that a query is planned with.
+
+    Each reference has these values:
+
+    1. the partition id
+    2. the filename
+    3. True if the file has only rows of this partition
+    4. the file's bytes
+    5. the file's smallest key
+    6. the file's largest key
+    7. `till`: of the deletions up to this number, readers apply only those in the last value
+    8. the deletions up to `till` that readers still apply to the file
+    """
+
+    references: list[Sequence[Any]]
+    deletions: DeletionRows
+
+
+class FileDeletions(NamedTuple):
+    """The deletions that readers need not apply to a file, and the file's smallest and largest key.
+
+    Deletions with numbers up to `till` need not be applied, except those in `left`. All values are None for
+    an untracked file.
+    """
+
+    till: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    left: list[int] | None
+
+
+class FilesDeletions(NamedTuple):
+    """Some deletions of a table, and facts about some files.
+
+    `till` is the number of the table's last deletion. `files` are in the order of the request.
+    """
+
+    till: int
+    deletions: DeletionRows
+    files: list[FileDeletions]
