@@ -184,7 +184,7 @@ class _Rebuilding:
         self._mark_dead([name for name in lost if name not in left])
 
     def blocks(self, done: Rebuilt) -> None:
-        """Replaces lost blocks by unused objects in the same range of keys.
+        """Replaces lost blocks by those of unused objects in the same range of keys.
 
         Records missing payloads in `done`.
         """
