@@ -154,7 +154,7 @@ class _ChangePages:
     def is_collected(self) -> bool:
         """Returns True if a file of any page was collected.
 
-        With only one page, this call is not needed: a collected file has no facts in the page's rows.
+        With only one page, this call is not needed: a row of the page shows if its file was collected.
         """
         values = {"after": self._after.snapshot, "till": self._till.snapshot}
         rows = self._own.rows(_QUERIES["collected"], values, operation="look up changes")
