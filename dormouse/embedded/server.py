@@ -103,7 +103,7 @@ class ServerLog:
         self._ended: threading.Event | None = None
 
     def open(self) -> int:
-        """Returns a descriptor for a server, which appends at the end of the log, even after a cut."""
+        """Returns a file descriptor that appends at the end of the log, also after `rotate` emptied it."""
         self.rotate()
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 

@@ -85,9 +85,9 @@ def without_column(schema: Schema, name: str) -> Schema:
 
 
 def as_known_by(schema: Schema, newest: Schema) -> Schema:
-    """Returns an older schema with the names and types that its columns have had in later versions.
+    """Returns an older schema that also knows the names and types of its columns in all versions to `newest`.
 
-    So files of later versions can be read with it. Raises `InvalidSchema` if a column was dropped since.
+    So files of these versions can be read with it. Raises `InvalidSchema` if a column was dropped since.
     """
     known = {column.column_id: column for column in newest.shape.columns}
     columns = []

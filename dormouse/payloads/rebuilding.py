@@ -184,7 +184,7 @@ class _Rebuilding:
         self._mark_dead([name for name in lost if name not in left])
 
     def blocks(self, done: Rebuilt) -> None:
-        """Replaces lost blocks by unused objects in the same range of keys.
+        """Registers unused objects whose key ranges overlap that of a lost block, in place of the block.
 
         Records missing payloads in `done`.
         """

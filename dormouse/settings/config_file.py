@@ -213,9 +213,9 @@ class _Problems:
             self._take(path[:-1] or path, rest)
 
     def _kind(self, key: str, rest: dict[str, Any]) -> None:
-        """Records that a table has no valid kind.
+        """Adds a line for a table of the file whose kind, such as `engine`, is missing or wrong.
 
-        Then guesses the kind that has most of the given settings.
+        Then puts the kind that has most of the given settings into `rest`, to find further problems.
         """
         kinds = tables_of(key)
         name = next(table.kind[0] for table in kinds if table.kind)

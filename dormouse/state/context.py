@@ -120,10 +120,7 @@ class TableContext:
         return replace(self, current_rows=False)
 
     def verifying(self, verify: bool) -> TableContext:
-        """Returns the services for a reader that compares digests of files.
-
-        It compares them if `verify` is True or the property `verify_reads` is on.
-        """
+        """Returns services that compare the digests of files if `verify` is True; else the same services."""
         return replace(self, verify=True) if verify else self
 
     @property

@@ -379,8 +379,8 @@ def _check_wanted(context: TableContext) -> None:
 def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[MergedPartitions]:
     """Merges a pair of leaves, and returns a list with the result.
 
-    Returns an empty list if another process changed the pair, or if a compaction job holds its files. Also
-    returns it if the table is busy, and adds a message to `errors`. Raises `NotWhole` if the leaves share
+    Returns an empty list if another process changed the pair, if a compaction job holds its files, or if the
+    table is busy. If the table is busy, adds a message to `errors`. Raises `NotWhole` if the leaves share
     files with others.
     """
     try:

@@ -43,9 +43,9 @@ INDEX = "file_index"
 
 
 def written_alike(scan: Scan) -> tuple[bool, int]:
-    """Returns the facts that files of one scan must share.
+    """Returns a file's kind. DuckDB can read files of the same kind in one statement.
 
-    These are whether DuckDB may use all statistics of the file, and the file's schema version.
+    The kind is True if DuckDB may use all statistics of the file, and the version of the file's schema.
     """
     return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 

@@ -154,7 +154,7 @@ class _ChangePages:
     def is_collected(self) -> bool:
         """Returns True if a file of any page was collected.
 
-        This call is not needed if there is only one page, because the rows of the page show the same.
+        With only one page, this call is not needed: a row of the page shows if its file was collected.
         """
         values = {"after": self._after.snapshot, "till": self._till.snapshot}
         rows = self._own.rows(_QUERIES["collected"], values, operation="look up changes")
