@@ -292,9 +292,9 @@ def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> 
     ages = _ages(instance, urls)
     found = []
     for url in urls:
-        resources = _attributes(instance.aws, url, [*COUNTS, RETENTION])
-        messages = sum(resources.get(name, 0) for name in COUNTS if name != NOT_VISIBLE)
-        found.append(Waiting(url, messages, ages.get(url), float(resources.get(RETENTION, 14 * 86_400))))
+        attributes = _attributes(instance.aws, url, [*COUNTS, RETENTION])
+        messages = sum(attributes.get(name, 0) for name in COUNTS if name != NOT_VISIBLE)
+        found.append(Waiting(url, messages, ages.get(url), float(attributes.get(RETENTION, 14 * 86_400))))
     return tuple(found)
 
 

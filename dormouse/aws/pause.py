@@ -63,10 +63,7 @@ def pause(
     keeper = (rule_name(pause_resources.rule),) if pause_resources else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
-    stops = {what: SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()}
-    # clusters need it until they end
-    of_emr = [stops.pop(EMR_ENDPOINT)] if EMR_ENDPOINT in stops else []
-    sleeping = [*stops.values()]
+    emr_endpoint, sleeping = _switches(instance, runs=False)
     before: list[Step] = [
         WriteDesiredState(instance, "paused"),
         *sleeping,
@@ -75,7 +72,7 @@ def pause(
     ]
     after: list[Step] = [
         StopSpark(instance),
-        *of_emr,
+        *emr_endpoint,  # clusters need it until they end
         StopDatabase(instance),
         SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
     ]
@@ -87,7 +84,7 @@ def pause(
     steps = [*before, *drain, *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
-    reports = run.reports(steps, ended, dry_run=dry_run, put_off=sleeping)
+    reports = run.reports(steps, ended, dry_run=dry_run, put_off=[*sleeping, *emr_endpoint])
     if not dry_run:
         reports.append(verify(instance, [*before, *after], "asleep", "pause"))
         ended(reports[-1])
@@ -96,6 +93,12 @@ def pause(
     said += [line] if (line := offer(waits, instance.id)) else []
     status = usable_status(instance)
     return Report(instance.id, instance.desired, status, tuple(reports), dry_run, tuple(said))
+
+
+def _switches(instance: DeployedInstance, *, runs: bool) -> tuple[list[SwitchStack], list[SwitchStack]]:
+    """Returns the steps that switch stacks: for the endpoint of EMR on EC2, if any, and for the others."""
+    steps = {what: SwitchStack(instance, what, one, runs) for what, one in sleepers(instance).items()}
+    return [steps.pop(what) for what in (EMR_ENDPOINT,) if what in steps], list(steps.values())
 
 
 def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
@@ -151,16 +154,14 @@ def resume(
             "resume it later, or now with --wait"
         )
     check_not_deployed_to(instance, "resume")
-    starts = {what: SwitchStack(instance, what, one, True) for what, one in sleepers(instance).items()}
-    # a schedule may start a cluster at once
-    of_emr = [starts.pop(EMR_ENDPOINT)] if EMR_ENDPOINT in starts else []
+    emr_endpoint, sleeping = _switches(instance, runs=True)
     steps: list[Step] = [
         WriteDesiredState(instance, "running"),
         StartDatabase(instance),
         SwitchMappings(instance, True),
-        *of_emr,
+        *emr_endpoint,  # a schedule may start a cluster at once
         SwitchRules(instance, schedules(instance), True, "the schedules"),
-        *starts.values(),
+        *sleeping,
     ]
     run = Run("running", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from moto import mock_aws
+from moto.cloudformation.models import cloudformation_backends
+from moto.core import DEFAULT_ACCOUNT_ID
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.aws.cost import Assumptions, estimate
 from dormouse.aws.keeper import keep
 from dormouse.aws.switches import sleeper_state
+from dormouse.errors import InstanceError
 from dormouse.postgres import session
 from dormouse.settings.resources import AccessResources, Described, SleepingResources, resources_parameter
 from tests.aws.schedules.test_query_switch import described, expect_update, ran, step
@@ -67,27 +70,42 @@ def test_the_host_is_paused_and_resumed_with_the_instance(deployed: Deployed) ->
     assert dict(status(deployed.find()).usd_hour)["host for access and endpoints"] > 0.02
 
 
-@pytest.mark.slow
-def test_the_endpoint_of_emr_is_deleted_after_the_clusters_and_created_before_the_schedules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = FakeClock().clock
+@pytest.fixture
+def on_ec2() -> Iterator[Deployed]:
+    """Yields an instance with compaction on EC2, whose endpoint is in a stack that sleeps."""
     with mock_aws(config={"lambda": {"use_docker": False}}):
-        deployed = deploy(engine="emr-ec2-steps")
-        deployed.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
-        described = deployed.find().resources.compaction
+        found = deploy(engine="emr-ec2-steps")
+        found.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
+        described = found.find().resources.compaction
         assert described is not None
         endpoint = described.model_copy(update={"endpoint": SleepingResources(stack=STACK)})
-        write_parameter(deployed, endpoint, "compaction")
-        steps = [one.step for one in pause(deployed.find(), wait=True, clock=clock).steps]
-        order = ("stop EMR", "stop the endpoint of EMR", "stop the database")
-        assert sorted(order, key=steps.index) == [*order]
-        found = status(deployed.find())
-        assert (found.emr_endpoint, found.summary) == ("asleep", "paused")
-        assert dict(found.usd_hour)["endpoint of EMR"] == 0.0
-        steps = [one.step for one in resume(deployed.find(), clock=clock).steps]
-        assert steps.index("start the endpoint of EMR") < steps.index("enable the schedules")
-        assert dict(status(deployed.find()).usd_hour)["endpoint of EMR"] == 0.011
+        write_parameter(found, endpoint, "compaction")
+        yield found
+
+
+@pytest.mark.slow
+def test_the_endpoint_of_emr_is_deleted_after_the_clusters_and_created_before_the_schedules(
+    on_ec2: Deployed,
+) -> None:
+    clock = FakeClock().clock
+    steps = [one.step for one in pause(on_ec2.find(), wait=True, clock=clock).steps]
+    order = ("stop EMR", "stop the endpoint of EMR", "stop the database")
+    assert sorted(order, key=steps.index) == [*order]
+    found = status(on_ec2.find())
+    assert (found.emr_endpoint, found.summary) == ("asleep", "paused")
+    assert dict(found.usd_hour)["endpoint of EMR"] == 0.0
+    steps = [one.step for one in resume(on_ec2.find(), clock=clock).steps]
+    assert steps.index("start the endpoint of EMR") < steps.index("enable the schedules")
+    assert dict(status(on_ec2.find()).usd_hour)["endpoint of EMR"] == 0.011
+
+
+def test_an_endpoint_of_emr_that_cannot_be_deleted_does_not_keep_the_database_awake(on_ec2: Deployed) -> None:
+    stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
+    [broken] = [one for one in stacks if one.name == STACK]
+    broken.status = "UPDATE_ROLLBACK_FAILED"
+    with pytest.raises(InstanceError, match="could not stop the endpoint of EMR"):
+        pause(on_ec2.find(), wait=True, clock=FakeClock().clock)
+    assert on_ec2.state()["database"] == "stopped"
 
 
 @pytest.mark.slow
