@@ -22,6 +22,7 @@ from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 
 PATIENCE_SECONDS = 600
 TURNS_A_KILL = 5
+KILLS_MIN = 2
 VANISHING = 0.2
 """The share of cut connections whose peers vanish instead of closing the connection."""
 IDLE_MS = 1_500
@@ -114,18 +115,20 @@ class Workers:
     ) -> None:
         """Calls `turn` for some seconds, and longer until `is_enough()`, because the machine may be busy.
 
-        With `rng`, processes are killed, once all of them work. Every TURNS_A_KILL turns, one process is
-        killed and another is frozen for a few turns. A frozen process may be killed too. All processes have
-        ended when this returns.
+        With `rng`, at least KILLS_MIN processes are killed. The kills begin when all processes work and
+        `is_enough()`, because a killed process may leave work open that keeps the others from being done.
+        Every TURNS_A_KILL turns, one process is killed and another is frozen for a few turns. A frozen
+        process may be killed too. All processes have ended when this returns.
         """
         began, turns = time.monotonic(), 0
         try:
-            while time.monotonic() - began < seconds or not is_enough():
+            kills_min = 0 if rng is None else KILLS_MIN
+            while time.monotonic() - began < seconds or self.killed < kills_min or not is_enough():
                 assert time.monotonic() - began < PATIENCE_SECONDS
                 turn(turns)
                 turns += 1
                 self.check()
-                if rng is not None and turns % TURNS_A_KILL == 0 and self._have_begun():
+                if rng is not None and turns % TURNS_A_KILL == 0 and self._have_begun() and is_enough():
                     self.kill_one(rng)
                     self.freeze_one(rng)
             self.end()
