@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.aws import Aws, AwsRefused, action
+from dormouse.aws.aws import AwsRefused, action
 from dormouse.aws.instance import read_instance
 from dormouse.aws.keeper import keep
 from dormouse.settings.resources import resources_path, state_parameter
 from tests.assembly import CONFIGURATIONS, Assembly, settings, short, synthesize
+from tests.support.aws import Aws
 from tests.template import allowed, flat
 
 SWITCHED = ("commit", "garbage", "compaction", "maintenance", "query", "access")

@@ -15,9 +15,9 @@ import cfnlint
 import pytest
 from pydantic import BaseModel
 
-from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
 from tests.assembly import EXISTING_VPC, Assembly, synthesize
+from tests.support.settings import parse
 
 SCHEMAS = Path(cfnlint.__file__).parent / "data/schemas"
 ARN = "arn:aws:{}:eu-central-1:123456789012:{}"
