@@ -25,8 +25,6 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import (
-    BOOLEAN,
-    DATE,
     DOUBLE,
     FLOAT,
     INT,
@@ -35,7 +33,6 @@ from dormouse.model.types import (
     NESTING_DEPTH_MAX,
     STRING,
     STRUCT,
-    TIMESTAMP,
     DataType,
     Field,
 )
@@ -44,6 +41,7 @@ from dormouse.sources.odd_numbers import has_long_numbers
 from dormouse.sources.text_reader import opened
 from dormouse.sources.text_values import (
     TIMES,
+    TYPES_OF_DUCKDB,
     UnfitRow,
     UnfitText,
     exact_decimal,
@@ -268,10 +266,6 @@ _ADVICE = re.compile(r" (?:Try setting|LINE 1:) ")
 _OF_ENGINE = re.compile(r'^[A-Za-z ]+ Error: | in file "[^"]*"')
 
 _ROUNDED = {DOUBLE, FLOAT, INT, LONG, STRING}
-_OF_DUCKDB = {
-    "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
-    "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
-}  # fmt: skip
 
 
 class _NoColumns(InvalidData):
@@ -397,7 +391,7 @@ def _type(duckdb_type: Any, levels: int = NESTING_DEPTH_MAX - 1) -> DataType:
     if kind == "struct":
         parts = ((name, _type(part, levels - 1)) for name, part in duckdb_type.children)
         return STRUCT([Field(name, part, nullable=True) for name, part in parts])
-    return _OF_DUCKDB.get(str(duckdb_type), STRING)
+    return TYPES_OF_DUCKDB.get(str(duckdb_type), STRING)
 
 
 def json_batches(

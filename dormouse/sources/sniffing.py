@@ -36,6 +36,7 @@ from dormouse.sources.text_values import (
     HEXADECIMAL,
     LEADING_ZERO,
     TIMES,
+    TYPES_OF_DUCKDB,
     formats_to_try,
     other_order,
     value_column,
@@ -45,10 +46,6 @@ SAMPLE_BYTES = 2 * 1024 * 1024
 """The size of the sample: the beginning of the file, after decompression."""
 NULL_TEXTS = ("NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "nan", "NaN", "-", "?", ".")
 """Texts that often mean null, in columns whose other values are numbers, times or booleans."""
-_OF_DUCKDB = {
-    "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
-    "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
-}  # fmt: skip
 _READ = {BOOLEAN, LONG, DOUBLE, DATE}
 """The types that Arrow's CSV reader parses itself."""
 _WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
@@ -413,7 +410,7 @@ def _type(column: pa.Array, kind: str, proposal: _Proposal, point: str) -> tuple
 
     Also returns the time format, or None. A STRING column has one if all its values with digits fit it.
     """
-    proposed = with_infinities(column, _OF_DUCKDB.get(kind, STRING), point)
+    proposed = with_infinities(column, TYPES_OF_DUCKDB.get(kind, STRING), point)
     if proposed == STRING or column.null_count == len(column):
         return STRING, None
     if proposed in (LONG, DOUBLE) and _any(column, f"{LEADING_ZERO}|{HEXADECIMAL}"):

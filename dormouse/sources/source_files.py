@@ -24,6 +24,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import DataType, value_of_text
 from dormouse.sources.csv_files import csv_batches, csv_format
 from dormouse.sources.data_files import DataFile
+from dormouse.sources.given_rows import INDEX
 from dormouse.sources.json_files import is_empty, json_batches, json_types
 from dormouse.sources.text_reader import naming
 
@@ -78,9 +79,6 @@ _PART_BYTES_MIN = 16 * 1024 * 1024
 _NUMBERS = {"int", "long", "double", "float", "decimal"}
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|nan|[+-]?inf(?:inity)?", re.IGNORECASE)
 """The numbers that folder names may have. Python would also accept blanks, underscores and other scripts."""
-
-_INDEX = "__index_level_"
-"""The prefix of the columns that pandas makes for an index without a name."""
 
 
 def prepared(file: DataFile, schema: Schema) -> DataFile:
@@ -217,7 +215,7 @@ def _whole(
 def _plain(columns: pa.Schema, schema: Schema) -> pa.Schema:
     """Returns the columns of a file without the nameless indexes of pandas, unless the schema has them."""
     return pa.schema(
-        [field for field in columns if not field.name.startswith(_INDEX) or field.name in schema],
+        [field for field in columns if not field.name.startswith(INDEX) or field.name in schema],
     )
 
 

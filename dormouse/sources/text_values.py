@@ -15,6 +15,7 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidData, not_installed
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
+    BOOLEAN,
     BYTES,
     DATE,
     DECIMAL_DIGITS_MAX,
@@ -30,6 +31,11 @@ from dormouse.model.types import (
 )
 from dormouse.sources.text_format import FileFormat
 
+TYPES_OF_DUCKDB = {
+    "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
+    "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
+}  # fmt: skip
+"""The types of columns that DuckDB infers from CSV and JSON; all others become STRING."""
 _TEXTS = {TIMESTAMP, BYTES}
 TIMES = {DATE, TIMESTAMP}
 _EXACT_MAX = {DOUBLE: 2**53, FLOAT: 2**24}
