@@ -110,6 +110,9 @@ class Meeting(Aws):
     So each of them has looked for an existing cluster or step, and found none.
     """
 
+    _one_call = threading.Lock()
+    """A lock for each call, because moto lists clusters that another thread has not made completely."""
+
     def __init__(self, session: Any, operation: str, barrier: threading.Barrier) -> None:
         super().__init__(session)
         self._operation, self._barrier, self._met = operation, barrier, False
@@ -118,7 +121,13 @@ class Meeting(Aws):
         if operation == self._operation and not self._met:
             self._met = True
             self._barrier.wait(60)
-        return super().call(service, operation, **parameters)
+        with self._one_call:
+            return super().call(service, operation, **parameters)
+
+    def pages(self, service: str, operation: str, **parameters: Any) -> Iterator[Any]:
+        with self._one_call:
+            pages = list(super().pages(service, operation, **parameters))
+        yield from pages
 
 
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
