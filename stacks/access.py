@@ -13,39 +13,57 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.deployment import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
-from dormouse.settings.resources import AccessResources
+from dormouse.settings.resources import FORWARDING, AccessResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.allow import allow
 from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints
 from stacks.constructs.security_group import closed_group
-from stacks.constructs.sleeping import only_while, running, switch
+from stacks.constructs.sleeping import only_while
+from stacks.constructs.wildcards import acknowledge_resources
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
 """The image of the host: Amazon Linux 2023 with the agent of Session Manager, which its `minimal` image
 lacks."""
 
 
-class AccessStack(InstanceStack):
-    def __init__(self, scope: Construct, foundation: Foundation, access: AccessSettings) -> None:
-        super().__init__(scope, "access", foundation.settings, description="access to the database")
+class Access(Part):
+    def __init__(self, stack: InstanceStack, foundation: Foundation, access: AccessSettings) -> None:
+        super().__init__(stack, "access", foundation)
         self._placement, database = foundation.network.placement, foundation.database
-        is_running = running(self)
-        group = closed_group(self, "SecurityGroup", self._placement.vpc, f"{self.stack_name}: host")
+        group = closed_group(self, "SecurityGroup", self._placement.vpc, f"{self.title}: host")
         group.connections.allow_to(database.security_group, database.client_ports, "the database")
         self.awake = Construct(self, "Awake")
         host = self._host(group)
         self._let_out(host, group, access)
-        only_while(is_running, self.awake)
-        self.switch = switch(self, foundation.assets, "Lets the host for access run or sleep")
+        only_while(stack.is_running, self.awake)
         self.describe(
             AccessResources(
-                stack=self.stack_name,
-                host=cdk.Token.as_string(cdk.Fn.condition_if(is_running.logical_id, host.instance_id, "")),
+                host=cdk.Token.as_string(
+                    cdk.Fn.condition_if(stack.is_running.logical_id, host.instance_id, "")
+                ),
                 endpoints=0 if access.endpoints == "existing" else len(SESSION_SERVICES),
-                switch=self.switch.function.function_name,
             )
         )
+
+    def let_read(self, reader: iam.ManagedPolicy) -> None:
+        """Allows port forwarding through the host for access. Allows no shell on it, and no other host."""
+        arn = self.stack.format_arn
+        hosts = arn(service="ec2", resource="instance", resource_name="*")
+        forwarding = arn(service="ssm", resource="document", resource_name=FORWARDING, account="")
+        checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
+        ours = {"StringEquals": {f"ssm:resourceTag/{ACCESS_TAG}": self.settings.id}}
+        because = "the host with the tag of this instance"
+        allow(reader, ["ssm:StartSession"], [hosts], {**checked, **ours}, because=because)
+        allow(reader, ["ssm:StartSession"], [forwarding], checked)
+        own, named = (
+            arn(service="ssm", resource="session", resource_name=f"{user}-*")
+            for user in ("${aws:userid}", "<aws:userid>")
+        )
+        allow(reader, ["ssm:ResumeSession", "ssm:TerminateSession"], [own])
+        acknowledge_resources(reader, [named], "the user's own sessions")
 
     def _host(self, group: ec2.SecurityGroup) -> ec2.Instance:
         role = iam.Role(
@@ -97,9 +115,7 @@ class AccessStack(InstanceStack):
         if access.endpoints == "existing":
             group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "Session Manager")
             return
-        ways = closed_group(
-            self, "EndpointsGroup", self._placement.vpc, f"{self.stack_name}: interface endpoints"
-        )
+        ways = closed_group(self, "EndpointsGroup", self._placement.vpc, f"{self.title}: interface endpoints")
         ways.connections.allow_from(group, ec2.Port.tcp(443), "from the host")
         endpoints = Endpoints(
             self.awake,

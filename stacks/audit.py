@@ -6,21 +6,21 @@ import aws_cdk as cdk
 from aws_cdk import aws_cloudtrail as cloudtrail
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
-from constructs import Construct
 
 from dormouse.settings.deployment import AuditSettings
 from stacks.acknowledge import acknowledge
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 
-class AuditStack(InstanceStack):
-    """A stack with a trail of data events. The account's free trail of management events is no part of it."""
+class Audit(Part):
+    """A trail of data events. The account's free trail of management events is no part of it."""
 
-    def __init__(self, scope: Construct, foundation: Foundation, audit: AuditSettings) -> None:
-        super().__init__(scope, "audit", foundation.settings, description="data events", stateful=True)
+    def __init__(self, stack: InstanceStack, foundation: Foundation, audit: AuditSettings) -> None:
+        super().__init__(stack, "audit", foundation)
         name = f"dormouse-{self.settings.id}"
-        arn = self.format_arn(service="cloudtrail", resource="trail", resource_name=name)
+        arn = stack.format_arn(service="cloudtrail", resource="trail", resource_name=name)
         bucket = self._bucket(audit.log_days)
         trail = cloudtrail.CfnTrail(
             self,
@@ -66,7 +66,7 @@ class AuditStack(InstanceStack):
                     expiration=cdk.Duration.days(days), noncurrent_version_expiration=cdk.Duration.days(days)
                 )
             ],
-            removal_policy=self.removal_policy,
+            removal_policy=self.stack.removal_policy,
         )
         acknowledge(bucket, "AwsSolutions-S1", "it holds only log files, which CloudTrail signs")
         return bucket
@@ -74,7 +74,7 @@ class AuditStack(InstanceStack):
     def _let_write(self, bucket: s3.Bucket, trail: str) -> s3.BucketPolicy:
         principal = iam.ServicePrincipal("cloudtrail.amazonaws.com")
         ours = {"aws:SourceArn": trail}
-        below = bucket.arn_for_objects(f"AWSLogs/{self.account}/*")
+        below = bucket.arn_for_objects(f"AWSLogs/{self.stack.account}/*")
         for action, resource, conditions in (
             ("s3:GetBucketAcl", bucket.bucket_arn, ours),
             ("s3:PutObject", below, {**ours, "s3:x-amz-acl": "bucket-owner-full-control"}),

@@ -8,7 +8,6 @@ import aws_cdk as cdk
 from aws_cdk import aws_backup as backup
 from aws_cdk import aws_events as events
 from aws_cdk import aws_iam as iam
-from constructs import Construct
 
 from dormouse.settings.deployment import BackupSettings
 from dormouse.settings.resources import INSTANCE_TAG
@@ -18,29 +17,24 @@ from stacks.constructs.service_role import role_of_this_account
 from stacks.constructs.vault import vault
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 POLICIES = ("AWSBackupServiceRolePolicyForBackup", "AWSBackupServiceRolePolicyForS3Backup")
 
 
-class BackupStack(InstanceStack):
-    """A stack with backups: daily snapshots of the database, and a continuous backup of the bucket.
+class Backup(Part):
+    """Backups: daily snapshots of the database, and a continuous backup of the bucket.
 
     The bucket can be restored to the moment of any snapshot. A continuous backup of the database would change
     Aurora's own backups.
     """
 
-    def __init__(self, scope: Construct, foundation: Foundation, settings: BackupSettings) -> None:
-        super().__init__(scope, "backup", foundation.settings, description="AWS Backup", stateful=True)
+    def __init__(self, stack: InstanceStack, foundation: Foundation, settings: BackupSettings) -> None:
+        super().__init__(stack, "backup", foundation)
         self._backup = settings
         self._vault = vault(self, key=foundation.storage.key, name=self._vault_name())
         self._role = self._made_role()
-        cluster = self.format_arn(
-            service="rds",
-            resource="cluster",
-            resource_name=foundation.database.fact(self, "cluster"),
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
-        self._plan("Database", cluster, self._copies())
+        self._plan("Database", foundation.database.arn(stack), self._copies())
         if settings.objects:
             self._plan("Objects", foundation.storage.data_bucket.bucket_arn, None)
 
@@ -49,7 +43,7 @@ class BackupStack(InstanceStack):
 
         It differs for another key, with which the vault is replaced.
         """
-        own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack_id))))
+        own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack.stack_id))))
         key = self.settings.storage.key_arn
         of_key = f"-{hashlib.sha256(key.encode()).hexdigest()[:6]}" if key else ""
         return f"dormouse-{self.settings.id}-{own}{of_key}"
@@ -69,7 +63,7 @@ class BackupStack(InstanceStack):
     def _copies(self) -> list[backup.BackupPlanCopyActionProps] | None:
         if (names := copy_names(self.settings)) is None:
             return None
-        arn = f"arn:{self.partition}:backup:{names.region}:{names.account}:backup-vault:{names.vault}"
+        arn = f"arn:{self.stack.partition}:backup:{names.region}:{names.account}:backup-vault:{names.vault}"
         there = backup.BackupVault.from_backup_vault_arn(self, "Copies", arn)
         kept = cdk.Duration.days(self._backup.retention_days)
         return [backup.BackupPlanCopyActionProps(destination_backup_vault=there, delete_after=kept)]
@@ -90,7 +84,7 @@ class BackupStack(InstanceStack):
             recovery_point_tags={INSTANCE_TAG: self.settings.id, **self.settings.tags},
             copy_actions=copies,
         )
-        name = f"{self.stack_name}-{what.lower()}"
+        name = f"{self.title}-{what.lower()}"
         plan = backup.BackupPlan(self, f"{what}Plan", backup_plan_name=name, backup_plan_rules=[rule])
         backup.BackupSelection(
             self,

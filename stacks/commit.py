@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_lambda_event_sources as event_sources
-from constructs import Construct
 
-from dormouse.settings.deployment import CommitSettings
+from dormouse.settings.deployment import CommitSettings, MonitoringSettings
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.resources import CommitResources
 from dormouse.settings.section import VISIBILITY_SECONDS_MAX
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
-from stacks.constructs.queue import Queue
+from stacks.constructs.monitors import Monitors
+from stacks.constructs.queue import KEEP_ACTIONS, Queue
 from stacks.database import RUN_ROLE
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
+from stacks.storage import DATA_PREFIX
 
 
-class CommitStack(InstanceStack):
-    """A stack with the commit queues and the committer. `queues` is in the order of the queues' numbers.
+class Commit(Part):
+    """The commit queues and the committer, whose `queues` are in the order of the queues' numbers.
 
     Each table has one number, and so one queue.
     """
 
-    def __init__(self, scope: Construct, foundation: Foundation, commit: CommitSettings) -> None:
-        super().__init__(
-            scope, "commit", foundation.settings, description="commit queues and lambda", stateful=True
-        )
-        self.retention_days = commit.retention_days
+    def __init__(self, stack: InstanceStack, foundation: Foundation, commit: CommitSettings) -> None:
+        super().__init__(stack, "commit", foundation)
+        self._retention_days = commit.retention_days
         self.queues = [self._queue(number, commit) for number in range(1, commit.queues + 1)]
         applies = DatabaseFunction(
             self,
@@ -44,10 +46,9 @@ class CommitStack(InstanceStack):
             object_actions=["s3:GetObject", "s3:PutObject"],
         )
         self.function = applies.function
-        foundation.storage.allow_deletion(applies.role, "commits")  # large requests, after they were applied
-        foundation.storage.allow_deletion(
-            applies.role, "owner/now"
-        )  # and the announcements of these deletions
+        # large requests, after they were applied, and the announcements of these deletions
+        for folder in ("commits", "owner/now"):
+            foundation.storage.allow_below(applies.role, ["s3:DeleteObject"], f"{DATA_PREFIX}/{folder}")
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.describe(
             CommitResources(
@@ -58,6 +59,27 @@ class CommitStack(InstanceStack):
             )
         )
 
+    def let_keep(self, keeper: iam.Role) -> None:
+        for queue in self.queues:
+            allow(keeper, KEEP_ACTIONS, [queue.queue.queue_arn, queue.dead_letters.queue_arn])
+        allow(keeper, ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"], self._mapping_arns)
+        allow(keeper, ["lambda:GetFunctionConfiguration"], [self.function.function_arn])
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        allow(operator, ["lambda:UpdateEventSourceMapping"], self._mapping_arns)
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        what = "dormouse dead-letters shows them"
+        for number, queue in enumerate(self.queues, 1):
+            monitors.queue(f"Commits {number}", queue, what, limits.oldest_message_seconds_max)
+            monitors.loss(f"Commits {number}", queue.queue, self._retention_days)
+        monitors.function("Commit", self.function, "Critical")
+        monitors.commits()
+
+    @property
+    def _mapping_arns(self) -> list[str]:
+        return [mapping.event_source_mapping_arn for mapping in self.mappings]
+
     def _queue(self, number: int, commit: CommitSettings) -> Queue:
         return Queue(
             self,
@@ -65,7 +87,8 @@ class CommitStack(InstanceStack):
             visibility_seconds=min(commit.visibility_seconds, VISIBILITY_SECONDS_MAX),
             retention_days=commit.retention_days,
             receives_max=commit.receives_max,
-            removal_policy=self.removal_policy,  # keeps queues, with their messages, that the settings drop
+            # keeps queues, with their messages, that the settings drop
+            removal_policy=self.stack.removal_policy,
         )
 
     def _mapping(self, queue: Queue, commit: CommitSettings) -> event_sources.SqsEventSource:
@@ -82,5 +105,7 @@ class CommitStack(InstanceStack):
         )
         found = mapping.node.default_child
         assert isinstance(found, lambda_.CfnEventSourceMapping)  # noqa: S101
-        found.add_property_override("Enabled", cdk.Fn.condition_if(self.is_awake.logical_id, True, False))
+        found.add_property_override(
+            "Enabled", cdk.Fn.condition_if(self.stack.is_awake.logical_id, True, False)
+        )
         return source

@@ -7,23 +7,25 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
 from dormouse.settings.database import CompactionSettings, EmrServerlessCompaction
+from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
-from dormouse.settings.resources import RunResources, SleepingResources
+from dormouse.settings.resources import RunResources
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.emr_ec2 import EmrEc2
 from stacks.constructs.emr_serverless import EmrServerless
 from stacks.constructs.function import Function
+from stacks.constructs.monitors import Monitors
 from stacks.constructs.schedule import Schedule
-from stacks.constructs.sleeping import only_while, running, switch
+from stacks.constructs.sleeping import only_while
 from stacks.constructs.spark_runs import RunFunctions, SparkRuns
-from stacks.constructs.wildcards import acknowledge_resources
 from stacks.database import RUN_ROLE
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 LOG_PREFIX = "logs/emr"
 """The prefix of EMR's logs in the data bucket, outside the prefix of the object store."""
@@ -39,22 +41,21 @@ CALL_SECONDS_MAX = 60
 CALL_MEMORY_MB = 256
 
 
-class CompactionStack(InstanceStack):
-    """A stack with scheduled compaction.
+class Compaction(Part):
+    """Scheduled compaction.
 
-    Other stacks use its `functions`, to run their own lists of work on Spark.
+    Other parts use its `functions`, to run their own lists of work on Spark.
     """
 
-    def __init__(self, scope: Construct, foundation: Foundation, compaction: CompactionSettings) -> None:
-        super().__init__(scope, "compaction", foundation.settings, description="compaction on EMR")
-        self._foundation, self.compaction = foundation, compaction
+    def __init__(self, stack: InstanceStack, foundation: Foundation, compaction: CompactionSettings) -> None:
+        super().__init__(stack, "compaction", foundation)
+        self.compaction = compaction
         self._package = foundation.assets.emr_package(self)
         self._entry = foundation.assets.emr_entry(self)
         self.emr = self._made()
-        self.switch = self._create_endpoint()
+        endpoint = self._create_endpoint()
         self._let_spark_work()
         self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
-        self.function = self.create.function
         report = self._database_function("Report", "report", "Releases the jobs that a run did not finish")
         submit = self._call_function("Submit", "submit", "Submits a run to EMR")
         follow = self._call_function("Follow", "follow", "Asks EMR for the state of a run")
@@ -63,9 +64,6 @@ class CompactionStack(InstanceStack):
         self.emr.allow_follow(follow)
         self.emr.allow_cancel(cancel)
         self.functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
-        for function in (submit, follow, cancel, report):
-            # Exported always, so that maintenance can be added and removed without changing this stack.
-            self.export_value(function.function.function_arn)
         self.runs = SparkRuns(
             self,
             "Runs",
@@ -75,19 +73,35 @@ class CompactionStack(InstanceStack):
             log_days=compaction.log_days,
             what="compactions",
         )
-        schedule = Schedule(
+        self._schedule = Schedule(
             self,
             "Schedule",
             every_minutes=compaction.every_minutes,
-            is_awake=self.is_awake,
+            is_awake=stack.is_awake,
             target=self.runs.state_machine,
             description="Compaction",
         )
-        self.rule = schedule.rule
-        self._tell()
+        if endpoint is not None:
+            self._schedule.wait_for(endpoint, stack.is_running)  # a run may start a cluster at once
+        self._tell(has_endpoint=endpoint is not None)
+
+    def let_keep(self, keeper: iam.Role) -> None:
+        self._schedule.let_keep(keeper)
+        self.runs.let_keep(keeper)
+        allow(keeper, ["lambda:GetFunctionConfiguration"], [self.create.function.function_arn])
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        self._schedule.let_operate(operator)
+        self.runs.let_operate(operator)
+        self.emr.let_operate(operator)
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        monitors.function("Compaction", self.create.function)
+        monitors.runs("Compaction runs", self.runs.state_machine)
+        monitors.given_up()
 
     def _made(self) -> EmrServerless | EmrEc2:
-        compaction, foundation = self.compaction, self._foundation
+        compaction, foundation = self.compaction, self.foundation
         placement, log_uri = foundation.network.placement, self._log_uri()
         if isinstance(compaction, EmrServerlessCompaction):
             return EmrServerless(
@@ -108,8 +122,8 @@ class CompactionStack(InstanceStack):
             log_uri=log_uri,
         )
 
-    def _create_endpoint(self) -> Function | None:
-        """Creates the endpoint of EMR on EC2, which exists while the instance runs, and returns its switch.
+    def _create_endpoint(self) -> str | None:
+        """Creates the endpoint of EMR on EC2, which exists while the instance runs, and returns its id.
 
         EMR would create one itself, but it would outlast a pause.
         """
@@ -117,14 +131,13 @@ class CompactionStack(InstanceStack):
         if isinstance(compaction, EmrServerlessCompaction) or compaction.endpoints == "existing":
             return None
         assert isinstance(self.emr, EmrEc2)  # noqa: S101
-        is_running = running(self)
         awake = Construct(self, "Awake")
-        self.emr.create_endpoint(awake, self._foundation.network.placement)
-        only_while(is_running, awake)
-        return switch(self, self._foundation.assets, "Lets the endpoint of EMR exist or not")
+        endpoint = self.emr.create_endpoint(awake, self.foundation.network.placement)
+        only_while(self.stack.is_running, awake)
+        return endpoint
 
     def _log_uri(self) -> str:
-        bucket = self._foundation.storage.data_bucket
+        bucket = self.foundation.storage.data_bucket
         bucket.add_lifecycle_rule(
             id="LogsOfRuns",
             prefix=f"{LOG_PREFIX}/",
@@ -133,34 +146,23 @@ class CompactionStack(InstanceStack):
         return f"s3://{bucket.bucket_name}/{LOG_PREFIX}/"
 
     def _let_spark_work(self) -> None:
-        storage, database, role = self._foundation.storage, self._foundation.database, self.emr.role
+        storage, database, role = self.foundation.storage, self.foundation.database, self.emr.role
         for group in self._security_groups():
             database.let_in(RUN_ROLE, group, role)
         storage.allow_objects(role, SPARK_OBJECT_ACTIONS)
-        logs = storage.data_bucket.arn_for_objects(f"{LOG_PREFIX}/*")
-        acknowledge_resources(
-            role,
-            [f"{storage.export_value(storage.data_bucket.bucket_arn)}/{LOG_PREFIX}/*"],
-            "the logs of runs, and nothing else, are below this prefix",
-        )
-        for actions, resources in (
-            (["s3:PutObject"], [logs]),
-            (["s3:GetObject"], [one.bucket.arn_for_objects(one.s3_object_key) for one in self._assets()]),
-        ):
-            role.add_to_policy(iam.PolicyStatement(actions=actions, resources=resources))
+        storage.allow_below(role, ["s3:PutObject"], LOG_PREFIX)
+        assets = (self._package, self._entry)
+        allow(role, ["s3:GetObject"], [one.bucket.arn_for_objects(one.s3_object_key) for one in assets])
 
     def _security_groups(self) -> tuple[ec2.SecurityGroup, ...]:
         emr = self.emr
         return (emr.security_group,) if isinstance(emr, EmrServerless) else emr.security_groups
 
-    def _assets(self) -> tuple[s3_assets.Asset, ...]:
-        return self._package, self._entry
-
     def _database_function(self, name: str, function: str, description: str) -> DatabaseFunction:
         return DatabaseFunction(
             self,
             name,
-            foundation=self._foundation,
+            foundation=self.foundation,
             name="compaction",
             handler=f"lambdas.compaction.{function}",
             description=description,
@@ -181,7 +183,7 @@ class CompactionStack(InstanceStack):
             name,
             settings=self.settings,
             name="runs",
-            code=self._foundation.assets.lambda_code("runs"),
+            code=self.foundation.assets.lambda_code("runs"),
             handler=f"lambdas.runs.{function}",
             description=description,
             memory_mb=CALL_MEMORY_MB,
@@ -189,8 +191,8 @@ class CompactionStack(InstanceStack):
             environment=RunsEnvironment.variables(
                 instance_id=self.settings.id,
                 engine=self.compaction.engine,
-                dsn=self._foundation.database.dsn(self, RUN_ROLE),
-                objects=self._foundation.storage.objects,
+                dsn=self.foundation.database.dsn(self.stack, RUN_ROLE),
+                objects=self.foundation.storage.objects,
                 archive=self._package.s3_object_url,
                 entry=self._entry.s3_object_url,
                 run_minutes_max=self.compaction.run_minutes_max,
@@ -209,18 +211,16 @@ class CompactionStack(InstanceStack):
         assert isinstance(emr, EmrEc2)  # noqa: S101
         return {"cluster_name": emr.cluster_name, "cluster_template": emr.template}
 
-    def _tell(self) -> None:
+    def _tell(self, *, has_endpoint: bool) -> None:
         emr = self.emr
         self.describe(
             RunResources(
-                rules=(self.rule.rule_name,),
+                rules=(self._schedule.rule.rule_name,),
                 function=self.create.function.function_name,
                 state_machine=self.runs.state_machine.state_machine_arn,
                 engine=self.compaction.engine,
                 application=emr.application_id if isinstance(emr, EmrServerless) else None,
                 cluster_name=emr.cluster_name if isinstance(emr, EmrEc2) else None,
-                endpoint=SleepingResources(stack=self.stack_name, switch=self.switch.function.function_name)
-                if self.switch
-                else None,
+                has_endpoint=has_endpoint,
             )
         )

@@ -22,7 +22,7 @@ from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.section import no_certificates
 from stacks.assets import Assets, Builder, BuiltAssets
-from stacks.commit import CommitStack
+from stacks.commit import Commit
 from stacks.compaction import SPARK_OBJECT_ACTIONS
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.facts import fact
@@ -61,7 +61,7 @@ class Dormouse(Construct):
             self.node.set_context(key, value)
         self.settings = settings
         assets = assets or _built(settings, Path(build))
-        self._foundation, self._optional = stacks_of(settings, assets, self)
+        self._foundation, self._application = stacks_of(settings, assets, self)
         if assets.to_run:
             cdk.Annotations.of(self).add_warning_v2("dormouse:not-built", not_built(assets))
 
@@ -116,11 +116,11 @@ class Dormouse(Construct):
         return variables
 
     @property
-    def _commit(self) -> CommitStack | None:
-        return self._optional.commit
+    def _commit(self) -> Commit | None:
+        return self._application.commit
 
 
-def _let_send(role: iam.Role, commit: CommitStack) -> dict[str, str]:
+def _let_send(role: iam.Role, commit: Commit) -> dict[str, str]:
     stack, queues = cdk.Stack.of(role), [queue.queue for queue in commit.queues]
     arns, urls = (
         [fact(commit, stack, f"{name}-{number}", value) for number, value in enumerate(values, 1)]

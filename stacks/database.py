@@ -120,6 +120,15 @@ class DatabaseStack(InstanceStack):
         stack.add_stack_dependency(self, "parameters of the database")
         return ssm.StringParameter.value_for_string_parameter(stack, self._parameter_name(name))
 
+    def arn(self, stack: cdk.Stack) -> str:
+        """Returns the ARN of the cluster, for use in another stack."""
+        return stack.format_arn(
+            service="rds",
+            resource="cluster",
+            resource_name=self.fact(stack, "cluster"),
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
+
     def dsn(self, stack: cdk.Stack, role: str) -> str:
         """Returns the connection string for clients of another stack."""
         proxy = "" if self.proxy is None else "&proxy=true"

@@ -1,22 +1,25 @@
-"""The stack of scheduled garbage collection."""
+"""Scheduled garbage collection."""
 
 from __future__ import annotations
 
-from constructs import Construct
+from aws_cdk import aws_iam as iam
 
-from dormouse.settings.deployment import GarbageSettings
+from dormouse.settings.deployment import GarbageSettings, MonitoringSettings
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import ScheduledResources
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
+from stacks.constructs.monitors import Monitors
 from stacks.constructs.schedule import Schedule
 from stacks.database import RUN_ROLE
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 
-class GarbageStack(InstanceStack):
-    def __init__(self, scope: Construct, foundation: Foundation, garbage: GarbageSettings) -> None:
-        super().__init__(scope, "garbage", foundation.settings, description="garbage collection")
+class Garbage(Part):
+    def __init__(self, stack: InstanceStack, foundation: Foundation, garbage: GarbageSettings) -> None:
+        super().__init__(stack, "garbage", foundation)
         lambda_ = DatabaseFunction(
             self,
             "Garbage",
@@ -30,16 +33,25 @@ class GarbageStack(InstanceStack):
             database_role=RUN_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )
-        schedule = Schedule(
+        self.schedule = Schedule(
             self,
             "Schedule",
             every_minutes=garbage.every_minutes,
-            is_awake=self.is_awake,
+            is_awake=stack.is_awake,
             target=lambda_.function,
             description="Garbage collection",
         )
-        self.every_minutes = garbage.every_minutes
-        self.function, self.rule = lambda_.function, schedule.rule
-        self.describe(
-            ScheduledResources(rules=(self.rule.rule_name,), function=lambda_.function.function_name)
-        )
+        self._every_minutes, self._function = garbage.every_minutes, lambda_.function
+        rules = (self.schedule.rule.rule_name,)
+        self.describe(ScheduledResources(rules=rules, function=self._function.function_name))
+
+    def let_keep(self, keeper: iam.Role) -> None:
+        self.schedule.let_keep(keeper)
+        allow(keeper, ["lambda:GetFunctionConfiguration"], [self._function.function_arn])
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        self.schedule.let_operate(operator)
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        monitors.scheduled("Garbage", self._function, self._every_minutes)
+        monitors.garbage(limits.orphaned_gb_max)

@@ -11,12 +11,16 @@ from constructs import Construct
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import (
     INSTANCE_TAG,
+    RUNNING_PARAMETER,
     Described,
     resources_parameter,
     stack_name,
     state_parameter,
 )
 from stacks.constructs.role_names import RoleNames
+
+APPLICATION = "application"
+"""The short name of the stack with the parts that can be added and removed."""
 
 KEPT = cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
 """The removal policy of resources that are kept, except when the deploy that creates them fails.
@@ -72,17 +76,59 @@ class InstanceStack(cdk.Stack):
         return cdk.CfnCondition(self, "IsAwake", expression=cdk.Fn.condition_equals(state, "running"))
 
     @property
+    def sleeps(self) -> bool:
+        """Whether any resource exists only while the instance runs."""
+        return "is_running" in vars(self)
+
+    @property
     def removal_policy(self) -> cdk.RemovalPolicy:
         """The removal policy of resources with data: kept if the instance is protected, else deleted."""
         return KEPT if self.settings.protected else cdk.RemovalPolicy.DESTROY
 
+    @cached_property
+    def is_running(self) -> cdk.CfnCondition:
+        """The condition that the stack's parameter is true and that the desired state is to run.
+
+        Resources that cost money by the hour exist while it is met. The lambda `Switch` changes the
+        parameter.
+        """
+        parameter = cdk.CfnParameter(
+            self,
+            RUNNING_PARAMETER,
+            allowed_values=["true", "false"],
+            default="true",
+            description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
+        )
+        is_true = cdk.Fn.condition_equals(parameter.value_as_string, "true")
+        both = cdk.Fn.condition_and(is_true, self.is_awake)  # type: ignore[arg-type]  # the CDK's stubs are wrong
+        return cdk.CfnCondition(self, "IsRunning", expression=both)
+
     def describe(self, resources: Described) -> None:
         """Writes the SSM parameter from which commands read what this stack deployed."""
-        ssm.StringParameter(
-            self,
-            "Resources",
-            parameter_name=resources_parameter(self.settings.id, self.name),
-            string_value=self.to_json_string(resources.model_dump(mode="json")),
-            # The standard tier takes at most 4 KB, and many queues need more.
-            tier=ssm.ParameterTier.INTELLIGENT_TIERING,
-        )
+        describe(self, self.settings.id, self.name, resources)
+
+
+def stack_of(scope: Construct) -> InstanceStack:
+    """Returns the stack of a construct."""
+    stack = cdk.Stack.of(scope)
+    assert isinstance(stack, InstanceStack)  # noqa: S101
+    return stack
+
+
+def title(scope: Construct) -> str:
+    """Returns a name such as `dormouse-dev-commit`: that of the construct's part, else of its stack."""
+    stack = stack_of(scope)
+    part = scope.node.path.removeprefix(f"{stack.node.path}/").partition("/")[0]
+    return stack_name(stack.settings.id, part.lower()) if stack.name == APPLICATION else stack.stack_name
+
+
+def describe(scope: Construct, instance_id: str, name: str, resources: Described) -> None:
+    """Writes the SSM parameter from which commands read what a stack or a part of a stack deployed."""
+    ssm.StringParameter(
+        scope,
+        "Resources",
+        parameter_name=resources_parameter(instance_id, name),
+        string_value=cdk.Stack.of(scope).to_json_string(resources.model_dump(mode="json")),
+        # The standard tier takes at most 4 KB, and many queues need more.
+        tier=ssm.ParameterTier.INTELLIGENT_TIERING,
+    )

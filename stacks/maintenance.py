@@ -1,35 +1,38 @@
-"""The stack of scheduled maintenance. Splits run on Spark if compaction is deployed."""
+"""Scheduled maintenance. Splits run on Spark if compaction is deployed."""
 
 from __future__ import annotations
 
-from constructs import Construct
+from aws_cdk import aws_iam as iam
 
-from dormouse.settings.deployment import MaintenanceSettings
+from dormouse.settings.deployment import MaintenanceSettings, MonitoringSettings
 from dormouse.settings.lambdas import MaintenanceEnvironment
 from dormouse.settings.resources import RunResources
-from stacks.compaction import CompactionStack
+from stacks.compaction import Compaction
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
+from stacks.constructs.monitors import Monitors
 from stacks.constructs.schedule import Schedule
 from stacks.constructs.spark_runs import SparkRuns
 from stacks.database import OWNER_ROLE
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 
-class MaintenanceStack(InstanceStack):
-    """A stack with scheduled maintenance. `runs` is the state machine of its runs on Spark.
+class Maintenance(Part):
+    """Scheduled maintenance. `runs` is the state machine of its runs on Spark.
 
     Without compaction, `runs` is None, and the schedule calls the lambda directly.
     """
 
     def __init__(
         self,
-        scope: Construct,
+        stack: InstanceStack,
         foundation: Foundation,
         maintenance: MaintenanceSettings,
-        compaction: CompactionStack | None,
+        compaction: Compaction | None,
     ) -> None:
-        super().__init__(scope, "maintenance", foundation.settings, description="upkeep")
+        super().__init__(stack, "maintenance", foundation)
         lambda_ = DatabaseFunction(
             self,
             "Maintenance",
@@ -48,31 +51,49 @@ class MaintenanceStack(InstanceStack):
             database_role=OWNER_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )
-        self.function, self.every_minutes = lambda_.function, maintenance.every_minutes
+        self._function, self._every_minutes = lambda_.function, maintenance.every_minutes
         self.runs = self._runs(compaction) if compaction is not None else None
         machine = self.runs.state_machine if self.runs is not None else None
-        schedule = Schedule(
+        self.schedule = Schedule(
             self,
             "Schedule",
             every_minutes=maintenance.every_minutes,
-            is_awake=self.is_awake,
-            target=machine or self.function,
+            is_awake=stack.is_awake,
+            target=machine or self._function,
             description="Upkeep",
         )
-        self.rule = schedule.rule
         self.describe(
             RunResources(
-                rules=(self.rule.rule_name,),
-                function=self.function.function_name,
+                rules=(self.schedule.rule.rule_name,),
+                function=self._function.function_name,
                 state_machine=machine.state_machine_arn if machine is not None else None,
             )
         )
 
-    def _runs(self, compaction: CompactionStack) -> SparkRuns:
+    def let_keep(self, keeper: iam.Role) -> None:
+        self.schedule.let_keep(keeper)
+        allow(keeper, ["lambda:GetFunctionConfiguration"], [self._function.function_arn])
+        if self.runs is not None:
+            self.runs.let_keep(keeper)
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        self.schedule.let_operate(operator)
+        if self.runs is not None:
+            self.runs.let_operate(operator)
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        monitors.payloads(limits.payload_backlog_days_max)
+        if self.runs is None:
+            monitors.scheduled("Maintenance", self._function, self._every_minutes)
+        else:
+            monitors.function("Maintenance", self._function)
+            monitors.runs("Split runs", self.runs.state_machine)
+
+    def _runs(self, compaction: Compaction) -> SparkRuns:
         return SparkRuns(
             self,
             "Runs",
-            create=self.function,
+            create=self._function,
             functions=compaction.functions,
             run_minutes_max=compaction.compaction.run_minutes_max,
             log_days=compaction.compaction.log_days,

@@ -24,6 +24,7 @@ from stacks.constructs.function import Function
 from stacks.database import NAME, PORT, ROWS_NAME
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.storage import DATA_PREFIX
 
 RESOURCE_TYPE = "Custom::DormouseMigration"
 MEMORY_MB = 512
@@ -107,7 +108,8 @@ class MigrateStack(InstanceStack):
         let_out_to_s3(lambda_.security_group)
         foundation.database.let_in_as_administrator(lambda_.security_group, lambda_.role)
         foundation.storage.allow_objects(lambda_.role, ["s3:GetObject", "s3:PutObject"])
-        foundation.storage.allow_deletion(lambda_.role, "owner/now")  # leftovers of the previous owner
+        leftovers = f"{DATA_PREFIX}/owner/now"  # of the previous owner
+        foundation.storage.allow_below(lambda_.role, ["s3:DeleteObject"], leftovers)
         return lambda_
 
     def _beginning(self, migrating: Function) -> Function:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda_event_sources as event_sources
-from constructs import Construct
 
-from dormouse.settings.deployment import PauseSettings
+from dormouse.settings.deployment import MonitoringSettings, PauseSettings
 from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import (
     PauseResources,
@@ -22,19 +20,16 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from dormouse.settings.section import SCHEDULED_SECONDS_MAX, VISIBILITY_FACTOR
-from stacks.access import AccessStack
-from stacks.commit import CommitStack
-from stacks.compaction import CompactionStack
-from stacks.constructs.facts import fact
+from stacks.constructs.allow import allow
 from stacks.constructs.function import Function
+from stacks.constructs.monitors import Monitors
 from stacks.constructs.queue import Queue
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.sleeping import Switch
 from stacks.foundation import Foundation
-from stacks.garbage import GarbageStack
-from stacks.instance_stack import InstanceStack
-from stacks.maintenance import MaintenanceStack
-from stacks.query import QueryStack
+from stacks.instance_stack import APPLICATION, InstanceStack
+from stacks.part import Part
 
+COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
 LOOK_SECONDS = 540
 """The time after which SQS delivers a message again. It does so until the desired state is reached."""
 
@@ -49,55 +44,25 @@ STARTED = ["RDS-EVENT-0151", "RDS-EVENT-0153"]
 days."""
 
 
-@dataclass(frozen=True)
-class Switched:
-    """The optional stacks that a pause switches off."""
+class Pause(Part):
+    """A lambda that keeps the other parts in the desired state. Its schedule stays on during a pause.
 
-    commit: CommitStack | None = None
-    garbage: GarbageStack | None = None
-    compaction: CompactionStack | None = None
-    maintenance: MaintenanceStack | None = None
-    query: QueryStack | None = None
-    access: AccessStack | None = None
-
-    @property
-    def sleeping(self) -> Sequence[QueryStack | AccessStack | CompactionStack]:
-        """The stacks that sleep by a parameter."""
-        compaction = self.compaction if self.compaction and self.compaction.switch else None
-        return [one for one in (self.query, self.access, compaction) if one]
-
-
-KEEPS_MESSAGES = [
-    "sqs:DeleteMessage",
-    "sqs:GetQueueAttributes",
-    "sqs:ListQueueTags",
-    "sqs:ReceiveMessage",
-    "sqs:SendMessage",
-    "sqs:TagQueue",
-]
-"""The actions with which the lambda renews the messages of a paused instance.
-
-It sends messages again, which restarts their retention. A tag of the queue records the time.
-"""
-
-
-class PauseStack(InstanceStack):
-    """A stack that keeps the instance in its desired state. Its schedule stays on during a pause."""
+    It can switch everything that starts work and see running work, but cancel none.
+    """
 
     def __init__(
-        self, scope: Construct, foundation: Foundation, pause: PauseSettings, switched: Switched
+        self,
+        stack: InstanceStack,
+        foundation: Foundation,
+        pause: PauseSettings,
+        parts: Sequence[Part],
+        switch: Switch | None,
     ) -> None:
-        super().__init__(scope, "pause", foundation.settings, description="keeps the desired state")
-        cluster = foundation.database.fact(self, "cluster")
-        cluster_arn = self.format_arn(
-            service="rds",
-            resource="cluster",
-            resource_name=cluster,
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
+        super().__init__(stack, "pause", foundation)
+        cluster_arn = foundation.database.arn(stack)
         # long enough for work whose schedule one call turned off to end before the next call
         look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60 + 2 * SCHEDULED_SECONDS_MAX)
-        self.queue = Queue(
+        self._queue = Queue(
             self,
             "Starts",
             visibility_seconds=look_seconds,
@@ -105,7 +70,7 @@ class PauseStack(InstanceStack):
             retention_days=2 * MESSAGE_DAYS,
             receives_max=MESSAGE_DAYS * 24 * 3600 // look_seconds,
         )
-        lambda_ = Function(
+        self._function = Function(
             self,
             "Pause",
             settings=self.settings,
@@ -117,107 +82,61 @@ class PauseStack(InstanceStack):
             timeout_seconds=TIMEOUT_SECONDS,
             environment=Environment.variables(instance_id=self.settings.id),
         )
-        self.function = lambda_.function
-        lambda_.allow(["rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"], [cluster_arn])
-        self._let_look(lambda_, switched)
-        self._let_switch(lambda_, switched)
-        self.function.add_event_source(
+        self._function.allow(
+            ["rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"], [cluster_arn]
+        )
+        self._let_look()
+        for part in parts:
+            part.let_keep(self._function.role)
+        if switch is not None:
+            self._function.allow(["lambda:InvokeFunction"], [switch.function.function_arn])
+        self._function.function.add_event_source(
             event_sources.SqsEventSource(
-                self.queue.queue, batch_size=1, max_concurrency=2, report_batch_item_failures=True
+                self._queue.queue, batch_size=1, max_concurrency=2, report_batch_item_failures=True
             )
         )
-        self.rule = self._rule(cluster_arn)
+        self._rule = self._create_rule(cluster_arn)
         # When the rule is off, as while the instance is destroyed, the lambda ignores a running instance.
-        lambda_.allow(["events:DescribeRule"], [self.rule.rule_arn])
+        self._function.allow(["events:DescribeRule"], [self._rule.rule_arn])
         self.describe(
             PauseResources(
-                rule=self.rule.rule_name,
-                queue=self.queue.queue.queue_url,
-                function=self.function.function_name,
+                rule=self._rule.rule_name,
+                queue=self._queue.queue.queue_url,
+                function=self._function.function.function_name,
                 drain_seconds=pause.drain_seconds,
             )
         )
 
-    def _let_look(self, lambda_: Function, switched: Switched) -> None:
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        allow(operator, ["events:DisableRule", "events:EnableRule"], [self._rule.rule_arn])
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        what = "the lambda Pause failed for a day: fix the cause that its log shows, then purge them"
+        monitors.queue("Starts of the database", self._queue, what)
+        monitors.function("Pause", self._function.function, "Critical")
+        monitors.pause()
+
+    def _let_look(self) -> None:
         """Allows the lambda to read the state of the instance."""
-        name, parameter = self.settings.id, partial(self._arn, "ssm", "parameter")
-        parameters = [resources_parameter(name, stack).removeprefix("/") for stack in Resources.model_fields]
-        parameters.append(state_parameter(name).removeprefix("/"))
-        lambda_.allow(["ssm:GetParameter"], [parameter(each) for each in parameters])
-        sleeping = [one.name for one in switched.sleeping]
-        stacks = ["migrate", *sleeping]
-        ours = [self._arn("cloudformation", "stack", f"{stack_name(name, one)}/*") for one in stacks]
-        lambda_.allow(["cloudformation:DescribeStacks"], ours)
-        acknowledge_resources(
-            lambda_.role, ours, "the id after the name of a stack differs for each new stack"
-        )
-        members = self._arn("rds", "db", "*", cdk.ArnFormat.COLON_RESOURCE_NAME)
-        lambda_.allow(["rds:DescribeDBInstances"], [members])
-        acknowledge_resources(
-            lambda_.role, [members], "the writer of the cluster can change; the action only reads"
-        )
-
-        lambda_.allow(
-            ["cloudwatch:GetMetricData"], ["*"]
-        )  # supports no resource-level permissions, like X-Ray's actions
-
-    def _let_switch(self, lambda_: Function, switched: Switched) -> None:
-        """Allows the lambda to switch everything that starts work, and to see running work.
-
-        The lambda cannot cancel running work.
-        """
-        colon = cdk.ArnFormat.COLON_RESOURCE_NAME
-        switches = [
-            fact(one, self, "switch", one.switch.function.function_name)
-            for one in switched.sleeping
-            if one.switch
+        name, arn, function = self.settings.id, self.stack.format_arn, self._function
+        names = [resources_parameter(name, part) for part in Resources.model_fields] + [state_parameter(name)]
+        parameters = [
+            arn(service="ssm", resource="parameter", resource_name=one.removeprefix("/")) for one in names
         ]
-        scheduled = [one for one in (switched.garbage, switched.compaction, switched.maintenance) if one]
-        rules = [fact(one, self, "rule", one.rule.rule_name) for one in scheduled]
-        called = [fact(one, self, "function", one.function.function_name) for one in scheduled]
-        machines = [
-            fact(one, self, "runs", one.runs.state_machine.state_machine_arn)
-            for one in (switched.compaction, switched.maintenance)
-            if one and one.runs
+        function.allow(["ssm:GetParameter"], parameters)
+        stacks = [
+            arn(service="cloudformation", resource="stack", resource_name=f"{stack_name(name, one)}/*")
+            for one in ("migrate", APPLICATION)
         ]
-        if (commit := switched.commit) is not None:
-            called.append(fact(commit, self, "function", commit.function.function_name))
-            for number, (queue, mapping) in enumerate(zip(commit.queues, commit.mappings, strict=True), 1):
-                name = f"commits-{number}"
-                queues = [fact(commit, self, name, queue.queue.queue_arn)]
-                queues.append(fact(commit, self, f"{name}-dead-letters", queue.dead_letters.queue_arn))
-                lambda_.allow(KEEPS_MESSAGES, queues)
-                uuid = fact(commit, self, f"mapping-{number}", mapping.event_source_mapping_id)
-                lambda_.allow(
-                    ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"],
-                    [self._arn("lambda", "event-source-mapping", uuid, colon)],
-                )
-        for actions, arns in (
-            (
-                ["events:DescribeRule", "events:DisableRule", "events:EnableRule"],
-                [self._arn("events", "rule", rule) for rule in rules],
-            ),
-            (
-                ["lambda:GetFunctionConfiguration"],
-                [self._arn("lambda", "function", one, colon) for one in called],
-            ),
-            (["states:ListExecutions"], machines),
-            # these lambdas may update their stacks, only with another value of one parameter
-            (["lambda:InvokeFunction"], [self._arn("lambda", "function", one, colon) for one in switches]),
-        ):
-            if arns:
-                lambda_.allow(actions, arns)
+        because = "the id after the name of a stack differs for each new stack"
+        function.allow(["cloudformation:DescribeStacks"], stacks, because=because)
+        members = arn(service="rds", resource="db", resource_name="*", arn_format=COLON)
+        because = "the writer of the cluster can change; the action only reads"
+        function.allow(["rds:DescribeDBInstances"], [members], because=because)
+        # supports no resource-level permissions, like X-Ray's actions
+        function.allow(["cloudwatch:GetMetricData"], ["*"])
 
-    def _arn(
-        self,
-        service: str,
-        resource: str,
-        name: str,
-        arn_format: cdk.ArnFormat = cdk.ArnFormat.SLASH_RESOURCE_NAME,
-    ) -> str:
-        return self.format_arn(service=service, resource=resource, resource_name=name, arn_format=arn_format)
-
-    def _rule(self, cluster_arn: str) -> events.Rule:
+    def _create_rule(self, cluster_arn: str) -> events.Rule:
         return events.Rule(
             self,
             "Rule",
@@ -228,5 +147,5 @@ class PauseStack(InstanceStack):
                 detail_type=["RDS DB Cluster Event"],
                 detail={"EventID": STARTED, "SourceArn": [cluster_arn]},
             ),
-            targets=[targets.SqsQueue(self.queue.queue, max_event_age=cdk.Duration.days(MESSAGE_DAYS))],
+            targets=[targets.SqsQueue(self._queue.queue, max_event_age=cdk.Duration.days(MESSAGE_DAYS))],
         )

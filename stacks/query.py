@@ -11,20 +11,25 @@ import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_elasticloadbalancingv2 as elbv2
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_route53 as route53
 from aws_cdk import aws_route53_targets as targets
 from constructs import Construct
 
 from dormouse.settings.database import QuerySettings
+from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import QueryResources
 from stacks.acknowledge import acknowledge
+from stacks.constructs.allow import allow
 from stacks.constructs.endpoints import TASK_SERVICES, Endpoints
+from stacks.constructs.monitors import Monitors
 from stacks.constructs.query_balancer import Balancer
 from stacks.constructs.query_task import PORT, QueryTask
 from stacks.constructs.security_group import closed_group
-from stacks.constructs.sleeping import only_while, running, switch
+from stacks.constructs.sleeping import only_while
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 from stacks.storage import BALANCER_LOGS
 
 SERVICE = "query"
@@ -36,17 +41,16 @@ HEALTH_PATH = "/health"
 STARTS_SECONDS_MAX = 120
 
 
-class QueryStack(InstanceStack):
-    """A stack with the query service.
+class Query(Part):
+    """The query service.
 
-    Its `cluster` and `target_group` exist even while the service sleeps.
+    Its cluster and its target group exist even while the service sleeps.
     """
 
-    def __init__(self, scope: Construct, foundation: Foundation, query: QuerySettings) -> None:
-        super().__init__(scope, "query", foundation.settings, description="query service")
-        self._query, self._foundation = query, foundation
+    def __init__(self, stack: InstanceStack, foundation: Foundation, query: QuerySettings) -> None:
+        super().__init__(stack, "query", foundation)
+        self._query = query
         self._placement = foundation.network.placement
-        is_running = running(self)
         self.task = QueryTask(self, "Task", foundation=foundation, query=query)
         self.cluster = self._cluster()
         self.target_group = self._target_group()
@@ -57,9 +61,14 @@ class QueryStack(InstanceStack):
         endpoints = self._endpoints_group()
         self.awake = Construct(self, "Awake")
         self._wake(clients, zone, endpoints)
-        only_while(is_running, self.awake)
-        self.switch = switch(self, foundation.assets, "Lets the query service run or sleep")
+        only_while(stack.is_running, self.awake)
         self._tell(endpoints is not None)
+
+    def let_read(self, reader: iam.ManagedPolicy) -> None:
+        allow(reader, ["secretsmanager:GetSecretValue"], [self.task.token.secret_arn])
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        monitors.query(self.cluster.cluster_name, SERVICE, self.target_group.target_group_full_name)
 
     def _cluster(self) -> ecs.Cluster:
         cluster = ecs.Cluster(
@@ -98,7 +107,7 @@ class QueryStack(InstanceStack):
 
     def _clients(self) -> ec2.SecurityGroup:
         """Creates the security group of the load balancer, which is open to the clients in the settings."""
-        group = closed_group(self, "BalancerGroup", self._placement.vpc, f"{self.stack_name}: load balancer")
+        group = closed_group(self, "BalancerGroup", self._placement.vpc, f"{self.title}: load balancer")
         port = ec2.Port.tcp(self._query.port)
         for cidr in self._query.client_cidrs:
             group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
@@ -115,7 +124,7 @@ class QueryStack(InstanceStack):
         if self._query.endpoints == "existing":
             return None
         group = closed_group(
-            self, "EndpointsGroup", self._placement.vpc, f"{self.stack_name}: interface endpoints"
+            self, "EndpointsGroup", self._placement.vpc, f"{self.title}: interface endpoints"
         )
         group.connections.allow_from(self.task.security_group, ec2.Port.tcp(443), "from the tasks")
         return group
@@ -131,7 +140,7 @@ class QueryStack(InstanceStack):
             query=self._query,
             security_group=clients,
             target_group=self.target_group,
-            logs=(self._foundation.storage.access_logs.bucket_name, BALANCER_LOGS),
+            logs=(self.foundation.storage.access_logs.bucket_name, BALANCER_LOGS),
         )
         route53.ARecord(
             self.awake,
@@ -182,7 +191,6 @@ class QueryStack(InstanceStack):
         query = self._query
         self.describe(
             QueryResources(
-                stack=self.stack_name,
                 url=query.url(self.settings.id),
                 token=self.task.token.secret_arn,
                 cluster=self.cluster.cluster_name,
@@ -191,6 +199,5 @@ class QueryStack(InstanceStack):
                 cpu=query.cpu,
                 memory_mb=query.memory_mb,
                 endpoints=len(TASK_SERVICES) if has_endpoints else 0,
-                switch=self.switch.function.function_name,
             )
         )

@@ -12,8 +12,8 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
-from stacks.acknowledge import acknowledge
 from stacks.constructs.access_logs import access_logs
+from stacks.constructs.allow import allow
 from stacks.constructs.copy_names import copy_names
 from stacks.constructs.key import key_of
 from stacks.constructs.replication import Replication
@@ -65,28 +65,18 @@ class StorageStack(InstanceStack):
             (["s3:ListBucket"], self.data_bucket.bucket_arn, None),
             (key_actions, self.key.key_arn, by_s3),
         ):
-            one = iam.PolicyStatement(actions=allowed, resources=[resource], conditions=conditions)
-            if isinstance(grantee, iam.ManagedPolicy):
-                grantee.add_statements(one)
-            else:
-                grantee.add_to_policy(one)
-        exported = self.resolve(self.export_value(self.data_bucket.bucket_arn))["Fn::ImportValue"]
-        acknowledge(
-            grantee,
-            f"AwsSolutions-IAM5[Resource::{exported}/{DATA_PREFIX}/*]",
-            "the objects of the instance, and nothing else, are below this prefix",
-        )
+            allow(grantee, allowed, [resource], conditions)
+        self._acknowledge_below(grantee, DATA_PREFIX)
 
-    def allow_deletion(self, role: iam.Role, folder: str) -> None:
-        """Allows deletion of the instance's objects below one folder only."""
-        below = f"{DATA_PREFIX}/{folder}/*"
-        role.add_to_policy(
-            iam.PolicyStatement(
-                actions=["s3:DeleteObject"], resources=[self.data_bucket.arn_for_objects(below)]
-            )
-        )
-        exported = self.export_value(self.data_bucket.bucket_arn)
-        acknowledge_resources(role, [f"{exported}/{below}"], "these objects, and nothing else, are below it")
+    def allow_below(self, role: iam.Role, actions: Sequence[str], folder: str) -> None:
+        """Allows actions on the objects below one folder of the data bucket."""
+        allow(role, actions, [self.data_bucket.arn_for_objects(f"{folder}/*")])
+        self._acknowledge_below(role, folder)
+
+    def _acknowledge_below(self, grantee: iam.Role | iam.ManagedPolicy, folder: str) -> None:
+        exported = self.export_value(self.data_bucket.bucket_arn)  # as grantees in other stacks refer to it
+        because = "these objects, and nothing else, are below this prefix"
+        acknowledge_resources(grantee, [f"{exported}/{folder}/*"], because)
 
     def _access_logs(self) -> s3.Bucket:
         bucket = access_logs(self)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from constructs import Construct
 
+from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import TablesResources
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
+from stacks.constructs.monitors import Monitors
 from stacks.database import OWNER_ROLE, READ_ROLE
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
@@ -25,30 +29,40 @@ CONNECT_SECONDS_MAX = 60
 """The time to wait for the database, which suffices for it to wake while a person waits."""
 
 
-class TablesStack(InstanceStack):
-    """A stack with two lambdas, one for reading and one for changing tables, which IAM can permit separately.
+class Tables(Part):
+    """Two lambdas, one for reading and one for changing tables, which IAM can permit separately.
 
     Only people call the lambdas. A pause leaves them as they are, because they cost nothing when unused.
     """
 
-    def __init__(self, scope: Construct, foundation: Foundation) -> None:
-        super().__init__(scope, "tables", foundation.settings, description="tables by name")
-        self._foundation = foundation
-        self.show = self._function("Show", "Lists and describes tables", READ_ROLE, ["s3:GetObject"])
-        self.change = self._function(
+    def __init__(self, stack: InstanceStack, foundation: Foundation) -> None:
+        super().__init__(stack, "tables", foundation)
+        self._show = self._function("Show", "Lists and describes tables", READ_ROLE, ["s3:GetObject"])
+        self._change = self._function(
             "Change",
             "Makes, changes and drops tables",
             OWNER_ROLE,
             ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )
-        show, change = self.show.function_name, self.change.function_name
-        self.describe(TablesResources(show=show, change=change, parts=self.settings.parts))
+        show, change = self._show.function_name, self._change.function_name
+        self.describe(TablesResources(show=show, change=change))
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        both = [self._show.function_arn, self._change.function_arn]
+        allow(operator, ["lambda:InvokeFunction"], both)
+
+    def let_read(self, reader: iam.ManagedPolicy) -> None:
+        allow(reader, ["lambda:InvokeFunction"], [self._show.function_arn])
+
+    def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
+        monitors.function("Show tables", self._show)
+        monitors.function("Change tables", self._change)
 
     def _function(self, name: str, description: str, role: str, actions: Sequence[str]) -> lambda_.Function:
         return DatabaseFunction(
             self,
             name,
-            foundation=self._foundation,
+            foundation=self.foundation,
             name="tables",
             handler=f"lambdas.tables.{name.lower()}",
             description=description,

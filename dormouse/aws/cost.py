@@ -444,16 +444,16 @@ def _hour(
         workers, hosts = times("vcpus", prices.emr_hour(LIVE_ARCHITECTURE)), live.get("hosts")
         is_measured = workers is not None or hosts is not None
         yield "runs", _sum([workers or 0.0, *map(prices.ec2_hour, hosts or ())]) if is_measured else None
-        if resources.compaction.endpoint is not None:
-            yield "endpoint of EMR", 0.0 if live.get("emr_sleeps") else prices["endpoint_hour"]
+        if resources.compaction.has_endpoint:
+            yield "endpoint of EMR", 0.0 if live.get("sleeps") else prices["endpoint_hour"]
     if (query := resources.query) is not None:
         task = prices.fargate_hour(LIVE_ARCHITECTURE, query.cpu, query.memory_mb)
         yield "query tasks", times("query_tasks", task)
         ways = prices["balancer_hour"] + query.endpoints * prices["endpoint_hour"]
-        yield "load balancer and endpoints", 0.0 if live.get("query_sleeps") else ways
+        yield "load balancer and endpoints", 0.0 if live.get("sleeps") else ways
     if (access := resources.access) is not None:
         usd = prices.access_hour + access.endpoints * prices["endpoint_hour"]
-        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else usd
+        yield "host for access and endpoints", 0.0 if live.get("sleeps") else usd
 
 
 def _sum(parts: list[float | None]) -> float | None:

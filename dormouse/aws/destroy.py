@@ -57,6 +57,7 @@ WAKING = frozenset({"stopping", "stopped", "starting"})
 """States of a cluster or its writer in which AWS may refuse to delete it. Starting the cluster ends these
 states."""
 
+RULE = "AWS::Events::Rule"
 Listed = Mapping[str, Sequence[Any]]
 """The resources of each stack as CloudFormation lists them, by the short name of the stack."""
 
@@ -173,32 +174,30 @@ def _resources(instance_id: str, listed: Listed) -> Resources:
     The part `pause` is left out, so that a missing desired state counts as running.
     """
 
-    def of(stack: str, kind: str) -> tuple[str, ...]:
-        return physical_ids(listed.get(stack, ()), kind)
+    def of(part: str, kind: str) -> tuple[str, ...]:
+        parts = [one for one in listed.get("application", ()) if one["LogicalResourceId"].startswith(part)]
+        return physical_ids(parts, kind)
 
-    def first(stack: str, kind: str) -> str | None:
-        return next(iter(of(stack, kind)), None)
-
-    def runs(stack: str, name: str | None = None) -> RunResources:
+    def runs(part: str, name: str | None = None) -> RunResources:
         return RunResources(
-            rules=of(stack, "AWS::Events::Rule"),
+            rules=of(part, RULE),
             function="",
-            state_machine=first(stack, "AWS::StepFunctions::StateMachine"),
-            application=first(stack, "AWS::EMRServerless::Application"),
+            state_machine=next(iter(of(part, "AWS::StepFunctions::StateMachine")), None),
+            application=next(iter(of(part, "AWS::EMRServerless::Application")), None),
             cluster_name=name,
         )
 
     # clusters of rows pause themselves, and no pause stops them
     main = [one for one in listed.get("database", ()) if not one["LogicalResourceId"].startswith("Rows")]
     cluster = next(iter(physical_ids(main, "AWS::RDS::DBCluster")), None)
-    mappings = of("commit", "AWS::Lambda::EventSourceMapping")
+    mappings = of("Commit", "AWS::Lambda::EventSourceMapping")
     database = {"cluster": cluster, "kind": "fixed", "endpoint": "", "port": 0, "name": ""}
     return Resources(
         database=DatabaseResources.model_validate(database) if cluster else None,
         commit=CommitResources(queues=(), dead_letters=(), mappings=mappings, function=""),
-        garbage=ScheduledResources(rules=of("garbage", "AWS::Events::Rule"), function=""),
-        compaction=runs("compaction", cluster_name(instance_id)) if "compaction" in listed else None,
-        maintenance=runs("maintenance"),
+        garbage=ScheduledResources(rules=of("Garbage", RULE), function=""),
+        compaction=runs("Compaction", cluster_name(instance_id)) if of("Compaction", RULE) else None,
+        maintenance=runs("Maintenance"),
     )
 
 
@@ -366,7 +365,7 @@ def _count(aws: Aws, bucket: str) -> int:
 
 
 def _kept(listed: Listed) -> tuple[str, ...]:
-    vaults = physical_ids(listed.get("backup", ()), "AWS::Backup::BackupVault")
+    vaults = physical_ids(listed.get("application", ()), "AWS::Backup::BackupVault")
     stacks = ("storage", "database") if vaults else ()
     keys = (key for stack in stacks for key in physical_ids(listed.get(stack, ()), "AWS::KMS::Key"))
     return (*(f"vault {name}" for name in vaults), *(f"key {key}" for key in keys))

@@ -285,9 +285,9 @@ class _Account:
         yield Check.of("other clusters", "there are none", trouble, mend, "warning")
 
     def _other_stacks(self) -> Iterator[Check]:
-        """Checks for stacks that the settings no longer have, which a deploy does not delete."""
-        left = left_stacks(self.aws, self.settings.id, self.settings.parts)
-        trouble = f"{', '.join(left)} stays when its table is not in the settings, and costs money"
+        """Checks for stacks that a deploy no longer has, and does not delete."""
+        left = left_stacks(self.aws, self.settings.id)
+        trouble = f"{', '.join(left)} is no stack of a deploy, and may cost money"
         advice = "; ".join(how_to_delete(stack, self.aws.region) for stack in left)
         yield Check.of("other stacks", "there are none", trouble if left else None, advice, "warning")
 

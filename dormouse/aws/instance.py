@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -78,20 +78,16 @@ def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
             yield stack
 
 
-def left_stacks(aws: Aws, instance_id: str, parts: Collection[str]) -> tuple[str, ...]:
-    """Returns the names of the instance's stacks that are none of these parts.
-
-    `cdk deploy` deletes no stack: a part that was taken out of the settings runs and costs money until its
-    stack is deleted.
-    """
-    wanted = {resources.stack_name(instance_id, part) for part in (*parts, "copy")}
+def left_stacks(aws: Aws, instance_id: str) -> tuple[str, ...]:
+    """Returns the names of the instance's stacks that no deploy has, as `cdk deploy` deletes no stack."""
+    wanted = {resources.stack_name(instance_id, name) for name in resources.STACKS}
     return tuple(sorted({stack["StackName"] for stack in stacks_of(aws, instance_id)} - wanted))
 
 
 def how_to_delete(stack: str, region: str) -> str:
     """Returns the advice for one of the `left_stacks`."""
     command = f"aws cloudformation delete-stack --stack-name {stack} --region {region}"
-    return f"put its table back into the settings, or delete it: {command}"
+    return f"delete it: {command}"
 
 
 def is_changing(status: str) -> bool:
@@ -131,17 +127,10 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
 
 
 def read_instance(instance_id: str, aws: Aws) -> DeployedInstance:
-    """Returns the instance, and reads only its own parameters: a lambda has no right to others.
-
-    It leaves out parts that the last deploy did not have, since the lambda has no right to them either.
-    """
+    """Returns the instance, and reads only its own parameters: a lambda has no right to others."""
     asked = {stack: aws.parameter(resources.resources_parameter(instance_id, stack)) for stack in _MODELS}
     texts = {stack: text for stack, text in asked.items() if text is not None}
-    described = _parsed(instance_id, texts)
-    parts = described.tables.parts if described.tables else ()
-    removed = [part for part in Resources.model_fields if parts and part not in parts]
-    described = described.model_copy(update=dict.fromkeys(removed))
-    return DeployedInstance(instance_id, "", aws.region, described, aws)
+    return DeployedInstance(instance_id, "", aws.region, _parsed(instance_id, texts), aws)
 
 
 def _parsed(instance_id: str, parameters: dict[str, str]) -> Resources:

@@ -1,8 +1,8 @@
 """The keeper of the desired state: the pause lambda, which runs each hour and when AWS starts the database.
 
 It repeats the steps of a pause or a resume that switch schedules, mappings and the database. So it completes
-an interrupted command. It cancels nothing: it waits for running work, which ends by itself. Stacks that sleep
-by a parameter are switched by their own lambdas.
+an interrupted command. It cancels nothing: it waits for running work, which ends by itself. The parts
+that sleep by a parameter are switched by a lambda of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 from dormouse.aws.database import ASLEEP, STOPPING, StartDatabase, StopDatabase, cluster_status
 from dormouse.aws.drain import DrainCommits, DrainScheduled, executions
@@ -31,7 +30,7 @@ from dormouse.aws.switches import (
     switch,
 )
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
+from dormouse.settings.resources import DesiredState, stack_name
 
 ROLLED_BACK_SECONDS = 3_600.0
 """The time that the keeper waits after a failed update of a stack. The resources of each attempt cost
@@ -150,7 +149,7 @@ class WorkEnds:
 
 @dataclass(frozen=True)
 class AskSleepers:
-    """The step that calls the lambdas of sleeping stacks. Only these lambdas may update the stacks."""
+    """The step that calls the lambda of the sleeping parts. Only this lambda may update their stack."""
 
     instance: DeployedInstance
     runs: bool
@@ -158,30 +157,32 @@ class AskSleepers:
 
     @property
     def name(self) -> str:
-        return f"{'start' if self.runs else 'stop'} the stacks that a parameter switches"
+        return f"{'start' if self.runs else 'stop'} the parts that a parameter switches"
 
     def left(self, waited: float) -> Iterator[Left]:
-        for what, resources in sleepers(self.instance).items():
-            state = sleeper_state(self.instance, resources)
-            if state in ("running" if self.runs else "asleep", GONE):
-                continue
-            if state in ("running", "asleep") and resources.switch is not None:
-                yield Left(f"{what} is {state}", partial(self._ask, resources, resources.switch))
-            else:
-                verb = "resume" if self.runs else "pause"
-                yield Left(f"{what} is {state}: {verb} {self.instance.id} again")
+        what, state = " and ".join(sleepers(self.instance)), sleeper_state(self.instance)
+        if not what or state in ("running" if self.runs else "asleep", GONE):
+            return
+        if state in ("running", "asleep"):
+            yield Left(f"{what}: {state}", self._ask)
+        else:
+            verb = "resume" if self.runs else "pause"
+            yield Left(f"{what}: {state}: {verb} {self.instance.id} again")
 
-    def _ask(self, resources: SleepingResources, function: str) -> None:
-        """Calls the lambda of a stack. A failure is only logged, since no other step waits for the stack."""
-        if self._has_just_failed(resources):
+    def _ask(self) -> None:
+        """Calls the lambda. A failure is only logged, since no other step waits for the stack."""
+        application = self.instance.resources.application
+        assert application is not None  # noqa: S101
+        if self._has_just_failed(application.stack):
             return
         try:
+            function = application.switch or ""
             switch(self.instance.aws, function, runs=self.runs, seconds_max=ASKED_SECONDS_MAX)
         except InstanceError as error:
             logger.warning("%s: %s", self.name, error)
 
-    def _has_just_failed(self, resources: SleepingResources) -> bool:
-        found = stack(self.instance.aws, resources.stack) or {}
+    def _has_just_failed(self, name: str) -> bool:
+        found = stack(self.instance.aws, name) or {}
         began = found.get("LastUpdatedTime")
         if found.get("StackStatus") != "UPDATE_ROLLBACK_COMPLETE" or began is None:
             return False

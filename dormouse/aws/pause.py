@@ -16,15 +16,13 @@ from dormouse.aws.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpar
 from dormouse.aws.instance import DeployedInstance, is_changing, stacks_of
 from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.aws.switches import (
-    EMR_ENDPOINT,
     SwitchMappings,
     SwitchRules,
-    SwitchStack,
     WriteDesiredState,
     rule_name,
     rule_state,
     schedules,
-    sleepers,
+    switch_sleepers,
 )
 from dormouse.errors import InstanceError
 from dormouse.settings.section import DRAIN_SECONDS
@@ -47,8 +45,8 @@ def pause(
     with what it waits for, and `ended` after each step.
 
     Changes nothing while a stack is being changed. Raises `InstanceError` when it cannot continue, or when a
-    person resumes the instance. Failures of the query service and the host for access are raised at the end,
-    when all other parts sleep.
+    person resumes the instance. Failures of the parts that a parameter switches are raised at the end, when
+    all other parts sleep.
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance, "pause")
@@ -63,16 +61,16 @@ def pause(
     keeper = (rule_name(pause_resources.rule),) if pause_resources else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
-    emr_endpoint, sleeping = _switches(instance, runs=False)
-    before: list[Step] = [
-        WriteDesiredState(instance, "paused"),
-        *sleeping,
+    sleeping = switch_sleepers(instance, runs=False)
+    switches: list[Step] = [
         SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
     ]
+    before: list[Step] = [WriteDesiredState(instance, "paused"), *switches]
     after: list[Step] = [
         StopSpark(instance),
-        *emr_endpoint,  # clusters need it until they end
+        *sleeping,  # clusters need the endpoint of EMR until they end
+        *(switches if sleeping else ()),  # a failed update of the stack turns them on again
         StopDatabase(instance),
         SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
     ]
@@ -84,7 +82,7 @@ def pause(
     steps = [*before, *drain, *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
-    reports = run.reports(steps, ended, dry_run=dry_run, put_off=[*sleeping, *emr_endpoint])
+    reports = run.reports(steps, ended, dry_run=dry_run, put_off=sleeping)
     if not dry_run:
         reports.append(verify(instance, [*before, *after], "asleep", "pause"))
         ended(reports[-1])
@@ -95,19 +93,13 @@ def pause(
     return Report(instance.id, instance.desired, status, tuple(reports), dry_run, tuple(said))
 
 
-def _switches(instance: DeployedInstance, *, runs: bool) -> tuple[list[SwitchStack], list[SwitchStack]]:
-    """Returns the steps that switch stacks: for the endpoint of EMR on EC2, if any, and for the others."""
-    steps = {what: SwitchStack(instance, what, one, runs) for what, one in sleepers(instance).items()}
-    return [steps.pop(what) for what in (EMR_ENDPOINT,) if what in steps], list(steps.values())
-
-
 def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
     """Raises `InstanceError` while a stack is being changed.
 
-    A deploy uses the desired state that it found at its start. Stacks that sleep by a parameter are not
-    checked, because the steps that switch them wait for them.
+    A deploy uses the desired state that it found at its start. The stack that sleeps by a parameter is not
+    checked, because the step that switches it waits for it.
     """
-    sleeping = {one.stack for one in sleepers(instance).values()}
+    sleeping = {one.resources.stack for one in switch_sleepers(instance, runs=True)}
     for stack in stacks_of(instance.aws, instance.id):
         name, status = stack["StackName"], stack["StackStatus"]
         if is_changing(status) and name not in sleeping:
@@ -146,7 +138,7 @@ def resume(
 
     AWS cannot start a database that is still stopping. With `wait`, the call waits for its stop; otherwise it
     raises `InstanceError` and changes nothing. It also changes nothing while a stack is being changed. An
-    interrupted call can be repeated.
+    interrupted call can be repeated. Failures of the parts that a parameter switches are raised at the end.
     """
     if usable_status(instance) == STOPPING and not wait:
         raise InstanceError(
@@ -154,17 +146,16 @@ def resume(
             "resume it later, or now with --wait"
         )
     check_not_deployed_to(instance, "resume")
-    emr_endpoint, sleeping = _switches(instance, runs=True)
+    sleeping = switch_sleepers(instance, runs=True)
     steps: list[Step] = [
         WriteDesiredState(instance, "running"),
         StartDatabase(instance),
+        *sleeping,  # before the others, as a failed update of the stack turns them off again
         SwitchMappings(instance, True),
-        *emr_endpoint,  # a schedule may start a cluster at once
         SwitchRules(instance, schedules(instance), True, "the schedules"),
-        *sleeping,
     ]
     run = Run("running", lambda: instance.desired, tell, clock)
-    reports = run.reports(steps, ended, dry_run=dry_run)
+    reports = run.reports(steps, ended, dry_run=dry_run, put_off=sleeping)
     if not dry_run:
         reports.append(verify(instance, steps, "awake", "resume"))
         ended(reports[-1])

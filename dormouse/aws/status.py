@@ -14,14 +14,12 @@ from dormouse.aws.database import ASLEEP, SERVES, STOPPING, describe, left_behin
 from dormouse.aws.drain import Waiting, offer, waiting
 from dormouse.aws.instance import DeployedInstance, left_stacks
 from dormouse.aws.switches import (
-    EMR_ENDPOINT,
     GONE,
     mapping_state,
     mappings,
     rule_state,
     schedules,
     sleeper_state,
-    sleepers,
 )
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState
@@ -98,7 +96,7 @@ class Status:
     """The state of the interface endpoint for EMR on EC2, in the same words."""
 
     left_stacks: tuple[str, ...] = ()
-    """Stacks of parts that the last deploy did not have, and which still cost money."""
+    """Stacks that a deploy no longer has, and which may still cost money."""
 
 
 def status(instance: DeployedInstance) -> Status:
@@ -109,11 +107,10 @@ def status(instance: DeployedInstance) -> Status:
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
     runs, query_service = _runs(instance), instance.resources.query
-    query, access = (sleeper_state(instance, one) for one in (query_service, instance.resources.access))
+    state, compaction = sleeper_state(instance), instance.resources.compaction
+    query = state if query_service else None
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
-    live["access_sleeps"] = access in ("asleep", GONE)
-    emr_endpoint = sleeper_state(instance, sleepers(instance).get(EMR_ENDPOINT))
-    live["emr_sleeps"] = emr_endpoint in ("asleep", GONE)
+    live["sleeps"] = state in ("asleep", GONE)
     ours = instance.resources.database
     found = Status(
         instance=instance.id,
@@ -130,18 +127,13 @@ def status(instance: DeployedInstance) -> Status:
         spark=_spark(instance),
         query=query,
         query_url=query_service.url if query_service else None,
-        access=access,
+        access=state if instance.resources.access else None,
         left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
-        emr_endpoint=emr_endpoint,
-        left_stacks=_left_stacks(instance),
+        emr_endpoint=state if compaction and compaction.has_endpoint else None,
+        left_stacks=left_stacks(instance.aws, instance.id),
     )
     return replace(found, summary=_summary(found))
-
-
-def _left_stacks(instance: DeployedInstance) -> tuple[str, ...]:
-    tables = instance.resources.tables
-    return left_stacks(instance.aws, instance.id, tables.parts) if tables and tables.parts else ()
 
 
 def _summary(parts: Status) -> str:
@@ -234,7 +226,7 @@ def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]
     if query_service is None:
         return {}
     if state in ("asleep", GONE):
-        return {"query_tasks": 0, "query_sleeps": True}
+        return {"query_tasks": 0}
     try:
         found = instance.aws.call(
             "ecs", "describe_services", cluster=query_service.cluster, services=[query_service.service]

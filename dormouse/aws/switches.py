@@ -1,8 +1,7 @@
 """The switches of a pause and a resume: desired state, schedules, mappings of queues, and sleeping stacks.
 
-The query service and the host for access are stacks that sleep by a parameter. While the parameter is
-"false", CloudFormation removes what costs by the hour, such as the load balancer, tasks and endpoints
-(docs/decisions/0017).
+Parts of the stack `application` sleep by its parameter. While the parameter is "false", CloudFormation
+removes what costs by the hour, such as the load balancer, tasks and endpoints (docs/decisions/0017).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dormouse.aws.aws import Aws, AwsRefused
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import RUNNING_PARAMETER, DesiredState, SleepingResources, state_parameter
+from dormouse.settings.resources import RUNNING_PARAMETER, ApplicationResources, DesiredState, state_parameter
 
 SETTLED = {"Enabled": True, "Disabled": False}
 """The stable states of a mapping, and whether it is on in each. In all other states, a change is under
@@ -32,7 +31,6 @@ SWITCH_SECONDS_MAX = 70.0
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
-EMR_ENDPOINT = "the endpoint of EMR"
 
 
 def schedules(instance: DeployedInstance) -> tuple[str, ...]:
@@ -143,7 +141,7 @@ class SwitchMappings:
                 yield Left(f"mapping {uuid} is {str(state).lower()}", ask)
 
 
-# Stacks that sleep by a parameter.
+# The stack that sleeps by a parameter.
 
 
 def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
@@ -205,31 +203,36 @@ def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
     return _parameters(described).get(RUNNING_PARAMETER) == "true" and "paused" not in states
 
 
-def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
-    """Returns the resources of the deployed stacks that can sleep, by their names in messages."""
+def sleepers(instance: DeployedInstance) -> list[str]:
+    """Returns the deployed parts that exist only while the instance runs, as messages name them."""
     resources = instance.resources
-    found: dict[str, SleepingResources | None] = {
+    found = {
         "the query service": resources.query,
         "the host for access": resources.access,
-        EMR_ENDPOINT: resources.compaction.endpoint if resources.compaction else None,
+        "the endpoint of EMR": resources.compaction and resources.compaction.has_endpoint,
     }
-    return {what: one for what, one in found.items() if one is not None}
+    return [what for what, part in found.items() if part]
 
 
-def sleeper_state(instance: DeployedInstance, resources: SleepingResources | None) -> str | None:
-    """Returns "running", "asleep", "gone" for a deleted stack, or CloudFormation's state during a change.
+def sleeper_state(instance: DeployedInstance) -> str:
+    """Returns the state of the parts that exist only while the instance runs.
 
-    Returns None for a part that is not deployed.
+    It is "running", "asleep", "gone" for a deleted stack, or CloudFormation's state during a change.
     """
-    if resources is None:
-        return None
-    found = stack(instance.aws, resources.stack)
-    if found is None:
+    application = instance.resources.application
+    found = application and stack(instance.aws, application.stack)
+    if not found:
         return GONE
     status = str(found["StackStatus"])
     if status.endswith("_IN_PROGRESS") or "FAILED" in status:
         return status.lower().replace("_", " ")
     return "running" if is_running(found, instance.id) else "asleep"
+
+
+def switch_sleepers(instance: DeployedInstance, *, runs: bool) -> list[SwitchStack]:
+    """Returns the step that switches the parts that exist only while the instance runs, if there are any."""
+    application, what = instance.resources.application, " and ".join(sleepers(instance))
+    return [SwitchStack(instance, what, application, runs)] if application and what else []
 
 
 @dataclass
@@ -242,7 +245,7 @@ class SwitchStack:
 
     instance: DeployedInstance
     what: str
-    resources: SleepingResources
+    resources: ApplicationResources
     runs: bool
     seconds_max: float = STACK_SECONDS_MAX
     _asked_after: Any = field(default=None, init=False)
@@ -281,7 +284,7 @@ class SwitchStack:
             return []
         if self._has_failed(began) or "FAILED" in status:
             raise InstanceError(self._failure(status))
-        return [Left(f"it {'sleeps' if self.runs else 'runs'}", lambda: self._ask(found))]
+        return [Left("asleep" if self.runs else "running", lambda: self._ask(found))]
 
     def _has_failed(self, began: Any) -> bool:
         """Returns whether the update that this step waits for has ended without the wanted state."""
@@ -289,13 +292,7 @@ class SwitchStack:
         return is_followed or (self._asked and began != self._asked_after)
 
     def _ask(self, described: Mapping[str, Any]) -> None:
-        aws, function = self.instance.aws, self.resources.switch
-        asked = (
-            switch(aws, function, runs=self.runs)
-            if function
-            else update(aws, self.resources.stack, described, runs=self.runs)
-        )
-        if asked:
+        if switch(self.instance.aws, self.resources.switch or "", runs=self.runs):
             self._asked, self._asked_after = True, described.get("LastUpdatedTime")
 
     def _failure(self, status: str) -> str:

@@ -216,7 +216,7 @@ def _picture(shown_status: Status) -> Any:
         for one in shown_status.left_behind
     ]
     parts += [
-        f"stack {one} is of a part that the last deploy did not have, and still costs money: "
+        f"stack {one} is none that a deploy has, and may still cost money: "
         f"{how_to_delete(one, shown_status.region)}"
         for one in shown_status.left_stacks
     ]

@@ -430,14 +430,6 @@ class PauseSettings(Section):
     """The time in seconds that a pause waits for running commits and runs, before it cancels the runs."""
 
 
-REQUIRED_PARTS = ("network", "storage", "database", "migrate", "tables")
-OPTIONAL_PARTS = (
-    "commit", "garbage", "compaction", "maintenance", "query", "access", "pause", "monitoring", "backup",
-    "audit",
-)  # fmt: skip
-"""The stacks that are deployed if the settings have their table."""
-
-
 class DeploymentSettings(Section):
     """The settings of one deployed instance.
 
@@ -488,12 +480,6 @@ class DeploymentSettings(Section):
     monitoring: MonitoringSettings | None = setting(None)
     backup: BackupSettings | None = setting(None)
     audit: AuditSettings | None = setting(None)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The short names of the stacks in the instance's region, which a deploy creates or updates."""
-        optional = (part for part in OPTIONAL_PARTS if getattr(self, part) is not None)
-        return (*REQUIRED_PARTS, *optional, *(["policies"] if self.iam.policies else []))
 
     @property
     def version_days(self) -> int:

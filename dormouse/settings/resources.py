@@ -1,7 +1,8 @@
 """The description of a deployed instance in SSM parameters. Stacks write it, and `dormouse.aws` reads it.
 
 `/dormouse/<id>/desired` is the desired state. The first deploy writes it, and later deploys leave it.
-`/dormouse/<id>/resources/<stack>` describes one deployed stack, as the JSON text of a model below.
+`/dormouse/<id>/resources/<name>` describes one deployed stack, or a part of the stack `application`, as the
+JSON text of a model below.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ def stack_name(instance_id: str, stack: str) -> str:
     return f"dormouse-{instance_id}-{stack}"
 
 
+STACKS = ("network", "storage", "database", "migrate", "application", "copy")
+"""The short names of all stacks. A deploy has each of them, but for `copy`, which only copies need."""
+
 RUNNING_PARAMETER = "Running"
-"""The CloudFormation parameter of the stacks `query` and `access`, which is "true" or "false"."""
+"""The CloudFormation parameter of the stack `application`, which is "true" or "false"."""
 
 
 FORWARDING = "AWS-StartPortForwardingSessionToRemoteHost"
@@ -85,8 +89,6 @@ class TablesResources(Described):
     show: str
     """The lambda that only reads."""
     change: str
-    parts: tuple[str, ...] = ()
-    """The short names of all stacks that the last deploy had; empty in older deployments."""
 
 
 class CommitResources(Described):
@@ -99,23 +101,23 @@ class CommitResources(Described):
 
 
 class ScheduledResources(Described):
-    """The resources of the stack `garbage`."""
+    """The resources of the part `garbage`."""
 
     rules: tuple[str, ...]
     function: str
 
 
-class SleepingResources(Described):
-    """The resources of a stack that sleeps by its parameter `Running`."""
+class ApplicationResources(Described):
+    """The stack with the parts below. What costs money by the hour sleeps by its parameter `Running`."""
 
     stack: str
     """The name of the stack."""
     switch: str | None = None
-    """The name of the function that wakes the stack or puts it to sleep; None in older deployments."""
+    """The name of the function that wakes the stack or puts it to sleep; None if nothing in it sleeps."""
 
 
 class RunResources(ScheduledResources):
-    """The resources of the stacks `compaction` and `maintenance`.
+    """The resources of the parts `compaction` and `maintenance`.
 
     `maintenance` has no engine of its own and uses that of `compaction`.
     """
@@ -126,11 +128,11 @@ class RunResources(ScheduledResources):
     """The id of the EMR Serverless application."""
     cluster_name: str | None = None
     """The name of the clusters of EMR on EC2."""
-    endpoint: SleepingResources | None = None
-    """The stack with the interface endpoint of EMR on EC2; None without one of the instance's own."""
+    has_endpoint: bool = False
+    """Whether the part has an interface endpoint for EMR on EC2."""
 
 
-class QueryResources(SleepingResources):
+class QueryResources(Described):
     url: str
     """The URL that clients in the VPC call, while the stack runs."""
     token: str
@@ -146,7 +148,7 @@ class QueryResources(SleepingResources):
     """The number of the stack's interface endpoints."""
 
 
-class AccessResources(SleepingResources):
+class AccessResources(Described):
     host: str
     """The id of the EC2 instance; empty while the stack sleeps."""
     endpoints: int
@@ -161,10 +163,11 @@ class PauseResources(Described):
 
 
 class Resources(Described):
-    """The resources of each deployed stack; None for a stack that is not deployed."""
+    """The resources of each deployed stack or part; None for one that is not deployed."""
 
     storage: StorageResources | None = None
     database: DatabaseResources | None = None
+    application: ApplicationResources | None = None
     tables: TablesResources | None = None
     commit: CommitResources | None = None
     garbage: ScheduledResources | None = None

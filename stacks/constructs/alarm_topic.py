@@ -9,6 +9,8 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
+from stacks.instance_stack import title
+
 PUBLISHERS = ("budgets.amazonaws.com", "cloudwatch.amazonaws.com")
 
 
@@ -26,7 +28,7 @@ class AlarmTopic(Construct):
         key = kms.Key(
             self,
             "Key",
-            description=f"{stack.stack_name}: alarms",
+            description=f"{title(self)}: alarms",
             enable_key_rotation=True,
             removal_policy=removal_policy,
         )

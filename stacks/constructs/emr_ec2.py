@@ -18,6 +18,7 @@ from constructs import Construct
 from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
 from stacks.acknowledge import acknowledge
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.emr_service_role import EmrServiceRole
@@ -25,6 +26,7 @@ from stacks.constructs.endpoints import Endpoints, emr_services
 from stacks.constructs.function import Function, Placement
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.wildcards import acknowledge_resources
+from stacks.instance_stack import title
 
 SERVICE_PORT = 443
 """The port of the endpoint by which clusters call EMR, since emr-spark-8.0.0."""
@@ -88,15 +90,25 @@ class EmrEc2(Construct):
         self._security = self._security_configuration(key)
         self.template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
 
-    def create_endpoint(self, scope: Construct, placement: Placement) -> None:
-        """Creates the endpoint by which EMR controls clusters, with the security group for EMR's access."""
-        Endpoints(
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        """Allows operators to terminate clusters, whose runs a pause does not wait for."""
+        ours = {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}}
+        because = "the clusters with the tag of this instance"
+        allow(operator, ["elasticmapreduce:TerminateJobFlows"], [self._clusters], ours, because=because)
+
+    def create_endpoint(self, scope: Construct, placement: Placement) -> str:
+        """Creates the endpoint by which EMR controls clusters, and returns its id.
+
+        It has the security group for EMR's access.
+        """
+        endpoints = Endpoints(
             scope,
             "Endpoints",
             services=emr_services(self._stack.region),
             placement=placement,
             security_group=self._service,
         )
+        return endpoints.ids[0]
 
     def allow_submit(self, function: Function) -> None:
         """Allows a lambda to find and create clusters and steps, and to end duplicates."""
@@ -162,7 +174,7 @@ class EmrEc2(Construct):
         acknowledge_resources(function.role, [self._clusters], "the clusters with the tag of this instance")
 
     def _security_group(self, name: str, placement: Placement) -> ec2.SecurityGroup:
-        return closed_group(self, name, placement.vpc, f"{self._stack.stack_name}: EMR {name}")
+        return closed_group(self, name, placement.vpc, f"{title(self)}: EMR {name}")
 
     def _connect(self) -> None:
         """Adds the rules of the security groups that EMR would otherwise add itself, and the rule for S3."""

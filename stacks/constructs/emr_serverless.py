@@ -5,18 +5,21 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_emrserverless as emrserverless
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.database import EmrServerlessCompaction
 from stacks.assets import Architecture
+from stacks.constructs.allow import allow
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.function import Function, Placement
 from stacks.constructs.service_role import service_role
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.instance_stack import title
 
 MEMORY_GB_PER_VCPU = 4
 DISK_GB_PER_VCPU = 20
+EMR_NAMES = "the runs of this application, which EMR names"
 
 
 class EmrServerless(Construct):
@@ -41,7 +44,7 @@ class EmrServerless(Construct):
             self,
             "SecurityGroup",
             vpc=placement.vpc,
-            description=f"{self._stack.stack_name}: Spark",
+            description=f"{title(self)}: Spark",
             allow_all_outbound=False,
         )
         let_out_to_s3(self.security_group)
@@ -70,10 +73,17 @@ class EmrServerless(Construct):
     def allow_cancel(self, function: Function) -> None:
         self._allow_runs(function, "emr-serverless:CancelJobRun")
 
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        """Allows operators to stop runs for which a pause does not wait, and the application."""
+        allow(operator, ["emr-serverless:StopApplication"], [self.application_arn])
+        allow(operator, ["emr-serverless:CancelJobRun"], [self._runs], because=EMR_NAMES)
+
+    @property
+    def _runs(self) -> str:
+        return f"{self.application_arn}/jobruns/*"
+
     def _allow_runs(self, function: Function, action: str) -> None:
-        runs = f"{self.application_arn}/jobruns/*"
-        function.allow([action], [runs])
-        acknowledge_resources(function.role, [runs], "the runs of this application, which EMR names")
+        function.allow([action], [self._runs], because=EMR_NAMES)
 
     def _made(
         self,

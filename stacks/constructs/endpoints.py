@@ -76,6 +76,7 @@ class Endpoints(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         account = cdk.Stack.of(self).account
+        self.ids: list[str] = []
         for name, (service, actions) in services.items():
             endpoint = ec2.InterfaceVpcEndpoint(
                 self,
@@ -87,6 +88,7 @@ class Endpoints(Construct):
                 private_dns_enabled=True,
                 open=False,
             )
+            self.ids.append(endpoint.vpc_endpoint_id)
             if not actions:
                 continue
             # Else an intruder could send data out with credentials of another account.

@@ -1,4 +1,4 @@
-"""Values that one stack passes to another through an SSM parameter, which each deploy reads again.
+"""Values that a part passes to another through an SSM parameter, which each deploy reads again.
 
 CloudFormation's exports are no alternative. An export cannot change or be removed while another stack uses
 it, so for example no queue could be removed.
@@ -14,13 +14,13 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from dormouse.settings.resources import PREFIX
-from stacks.instance_stack import InstanceStack
+from stacks.part import Part
 
 SCOPE = "Facts"
 
 
-def fact(owner: InstanceStack, reader: cdk.Stack, name: str, value: str) -> str:
-    """Passes a value of the stack `owner` to the stack `reader`. Returns the reference to use in `reader`.
+def fact(owner: Part, reader: cdk.Stack, name: str, value: str) -> str:
+    """Passes a value of the part `owner` to the stack `reader`. Returns the reference to use in `reader`.
 
     Raises `ValueError` if another value of `owner` already has this name.
     """
@@ -28,10 +28,10 @@ def fact(owner: InstanceStack, reader: cdk.Stack, name: str, value: str) -> str:
     found = owner.node.try_find_child(SCOPE)
     scope = found if isinstance(found, Construct) else Construct(owner, SCOPE)
     construct_id = re.sub(r"\W", "", name.title())
-    made = scope.node.try_find_child(construct_id)
+    stack, made = owner.stack, scope.node.try_find_child(construct_id)
     if made is None:
         ssm.StringParameter(scope, construct_id, parameter_name=parameter_name, string_value=value)
-    elif owner.resolve(cast(ssm.CfnParameter, made.node.default_child).value) != owner.resolve(value):
-        raise ValueError(f"{parameter_name} is another value of {owner.stack_name} already")
-    reader.add_stack_dependency(owner, "its parameters")
+    elif stack.resolve(cast(ssm.CfnParameter, made.node.default_child).value) != stack.resolve(value):
+        raise ValueError(f"{parameter_name} is another value of {owner.title} already")
+    reader.add_stack_dependency(owner.stack, "its parameters")
     return ssm.StringParameter.value_for_string_parameter(reader, parameter_name)

@@ -14,7 +14,9 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.acknowledge import acknowledge
+from stacks.constructs.allow import allow
 from stacks.constructs.log_group import log_group
+from stacks.instance_stack import title
 
 RUNTIME = lambda_.Runtime.PYTHON_3_13
 LOG_DAYS = 30
@@ -91,12 +93,15 @@ class Function(Construct):
         self._acknowledge(in_vpc=placement is not None)
 
     def allow(
-        self, actions: Sequence[str], resources: Sequence[str], conditions: Mapping[str, Any] | None = None
+        self,
+        actions: Sequence[str],
+        resources: Sequence[str],
+        conditions: Mapping[str, Any] | None = None,
+        *,
+        because: str | None = None,
     ) -> None:
-        """Allows the lambda exact actions on exact ARNs, under the given IAM conditions."""
-        self.role.add_to_policy(
-            iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=conditions)
-        )
+        """Allows the lambda exact actions on ARNs: see `allow`."""
+        allow(self.role, actions, resources, conditions, because=because)
 
     def _placed(self, placement: Placement) -> ec2.SecurityGroup:
         stack = cdk.Stack.of(self)
@@ -124,7 +129,7 @@ class Function(Construct):
             self,
             "SecurityGroup",
             vpc=placement.vpc,
-            description=f"{stack.stack_name}: {self.node.id}",
+            description=f"{title(self)}: {self.node.id}",
             allow_all_outbound=False,
         )
 

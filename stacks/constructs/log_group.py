@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from stacks.instance_stack import InstanceStack
+from stacks.instance_stack import stack_of
 
 _BY_DAYS = {
     7: logs.RetentionDays.ONE_WEEK,
@@ -32,12 +32,10 @@ def log_group(
     When its stack is deleted, the log group is kept or deleted like the instance's data, unless
     `removal_policy` is given.
     """
-    stack = cdk.Stack.of(scope)
-    assert isinstance(stack, InstanceStack)  # noqa: S101
     return logs.LogGroup(
         scope,
         construct_id,
         log_group_name=name,
         retention=_BY_DAYS[days],
-        removal_policy=removal_policy or stack.removal_policy,
+        removal_policy=removal_policy or stack_of(scope).removal_policy,
     )

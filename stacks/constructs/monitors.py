@@ -14,6 +14,7 @@ from aws_cdk import aws_stepfunctions as sfn
 
 from dormouse.settings import lambdas
 from dormouse.settings.section import LOSS_NEAR_SHARE
+from stacks.constructs.queue import Queue
 
 ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
@@ -72,8 +73,7 @@ class Monitors:
     def queue(
         self,
         name: str,
-        queue: sqs.IQueue,
-        dead_letters: sqs.IQueue,
+        queue: Queue,
         what: str,
         oldest_seconds_max: int | None = None,
     ) -> None:
@@ -82,8 +82,8 @@ class Monitors:
         With `oldest_seconds_max`, also adds an alarm for the age of the oldest message.
         """
         self._facade.monitor_sqs_queue_with_dlq(
-            queue=queue,
-            dead_letter_queue=dead_letters,
+            queue=queue.queue,
+            dead_letter_queue=queue.dead_letters,
             human_readable_name=name,
             alarm_friendly_name=_alarm_name(name),
             add_dead_letter_queue_max_size_alarm={
@@ -94,7 +94,7 @@ class Monitors:
             },
         )
         if oldest_seconds_max is not None:
-            self._oldest(name, queue, oldest_seconds_max)
+            self._oldest(name, queue.queue, oldest_seconds_max)
 
     def loss(self, name: str, queue: sqs.IQueue, retention_days: int) -> None:
         """Adds an alarm for messages that SQS will soon delete because they are too old.

@@ -21,6 +21,7 @@ from stacks.constructs.log_group import log_group
 from stacks.constructs.service_role import service_role
 from stacks.database import READ_ROLE, RUN_ROLE
 from stacks.foundation import Foundation
+from stacks.instance_stack import title
 
 PORT = 8088
 STOP_SECONDS = 120
@@ -55,7 +56,7 @@ class QueryTask(Construct):
             self,
             "SecurityGroup",
             vpc=foundation.network.placement.vpc,
-            description=f"{self._stack.stack_name}: tasks",
+            description=f"{title(self)}: tasks",
             allow_all_outbound=False,
         )
         let_out_to_s3(self.security_group)

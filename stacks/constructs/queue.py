@@ -9,6 +9,19 @@ from constructs import Construct
 DEAD_LETTER_DAYS = 14
 """The retention of dead letters, the longest that SQS allows. It begins when a message is first sent."""
 
+KEEP_ACTIONS = [
+    "sqs:DeleteMessage",
+    "sqs:GetQueueAttributes",
+    "sqs:ListQueueTags",
+    "sqs:ReceiveMessage",
+    "sqs:SendMessage",
+    "sqs:TagQueue",
+]
+"""The actions with which a lambda renews the messages of a paused instance.
+
+It sends messages again, which restarts their retention. A tag of the queue records the time.
+"""
+
 RECEIVE_WAIT = cdk.Duration.seconds(20)
 
 

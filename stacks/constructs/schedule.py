@@ -5,11 +5,13 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from dormouse.settings.section import SCHEDULED_SECONDS_MAX
+from stacks.constructs.allow import allow
 from stacks.constructs.service_role import service_role
 
 RETRIES_MAX = 2
@@ -60,3 +62,25 @@ class Schedule(Construct):
         rule = self.rule.node.default_child
         assert isinstance(rule, events.CfnRule)  # noqa: S101
         rule.add_property_override("State", cdk.Fn.condition_if(is_awake.logical_id, "ENABLED", "DISABLED"))
+
+    def wait_for(self, resource: str, condition: cdk.CfnCondition) -> None:
+        """Makes the schedule begin after a resource that exists while a condition is met.
+
+        CloudFormation's templates cannot state a dependency on such a resource. Its id in the description is
+        one.
+        """
+        rule = self.rule.node.default_child
+        assert isinstance(rule, events.CfnRule)  # noqa: S101
+        text = f"{rule.description}, by {resource}"
+        rule.add_property_override(
+            "Description", cdk.Fn.condition_if(condition.logical_id, text, rule.description)
+        )
+
+    def let_keep(self, keeper: iam.Role) -> None:
+        """Allows the lambda of the part `pause` to see the schedule and to switch it."""
+        actions = ["events:DescribeRule", "events:DisableRule", "events:EnableRule"]
+        allow(keeper, actions, [self.rule.rule_arn])
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        """Allows operators to switch the schedule."""
+        allow(operator, ["events:DisableRule", "events:EnableRule"], [self.rule.rule_arn])

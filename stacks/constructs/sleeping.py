@@ -1,4 +1,4 @@
-"""Stacks that can sleep. Their resources that cost money exist only while the stack's parameter is true.
+"""Resources that cost money by the hour. They exist only while the parameter of their stack is true.
 
 A lambda changes the parameter. A new stack of a paused instance sleeps whatever its parameter is, because the
 desired state is paused.
@@ -7,34 +7,17 @@ desired state is paused.
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.lambdas import SwitchEnvironment
-from dormouse.settings.resources import RUNNING_PARAMETER
 from stacks.assets import Assets
+from stacks.constructs.allow import allow
 from stacks.constructs.function import Function
-from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import InstanceStack
 
 SECONDS_MAX = 60
 MEMORY_MB = 256
-
-
-def running(stack: InstanceStack) -> cdk.CfnCondition:
-    """Adds the parameter.
-
-    Returns the condition that the parameter is true and the desired state is to run.
-    """
-    parameter = cdk.CfnParameter(
-        stack,
-        RUNNING_PARAMETER,
-        allowed_values=["true", "false"],
-        default="true",
-        description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
-    )
-    is_true = cdk.Fn.condition_equals(parameter.value_as_string, "true")
-    both = cdk.Fn.condition_and(is_true, stack.is_awake)  # type: ignore[arg-type]  # the CDK's stubs are wrong
-    return cdk.CfnCondition(stack, "IsRunning", expression=both)
 
 
 def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
@@ -44,39 +27,51 @@ def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
             child.cfn_options.condition = condition
 
 
-def switch(stack: InstanceStack, assets: Assets, description: str) -> Function:
-    """Creates the lambda that changes the stack's parameter, for callers that may not update stacks.
+class Switch(Function):
+    """The lambda that changes the stack's parameter, for callers that may not update stacks."""
 
-    The lambda may read the SSM parameters to which the template refers so far.
-    """
-    made = Function(
-        stack,
-        "Switch",
-        settings=stack.settings,
-        name="switch",
-        code=assets.lambda_code("pause"),
-        handler="lambdas.pause.switch",
-        description=description,
-        memory_mb=MEMORY_MB,
-        timeout_seconds=SECONDS_MAX,
-        environment=SwitchEnvironment.variables(instance_id=stack.settings.id, stack=stack.stack_id),
-    )
-    made.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
-    # CloudFormation reads the parameters of the template with the permissions of the updating role.
-    names = [
-        str(one.default)
-        for one in stack.node.find_all()
-        if isinstance(one, cdk.CfnParameter) and one.type.startswith("AWS::SSM::Parameter::Value")
-    ]
-    bootstrap = _parameter(stack, "/cdk-bootstrap/*")
-    made.allow(["ssm:GetParameters"], [*(_parameter(stack, name) for name in sorted(names)), bootstrap])
-    acknowledge_resources(made.role, [bootstrap], "the version of the CDK's bootstrap")
-    return made
+    def __init__(self, stack: InstanceStack, assets: Assets) -> None:
+        super().__init__(
+            stack,
+            "Switch",
+            settings=stack.settings,
+            name="switch",
+            code=assets.lambda_code("pause"),
+            handler="lambdas.pause.switch",
+            description="Lets the parts that cost money by the hour run or sleep",
+            memory_mb=MEMORY_MB,
+            timeout_seconds=SECONDS_MAX,
+            environment=SwitchEnvironment.variables(instance_id=stack.settings.id, stack=stack.stack_id),
+        )
+        self._stack = stack
+        self.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
 
+    def let_read_parameters(self) -> None:
+        """Allows reading the SSM parameters to which the template of the stack refers so far.
 
-def _parameter(stack: cdk.Stack, name: str) -> str:
-    """Returns the ARN of an SSM parameter. The ARNs of AWS's own parameters contain no account."""
-    account = "" if name.startswith("/aws/") else None
-    return stack.format_arn(
-        service="ssm", resource="parameter", resource_name=name.removeprefix("/"), account=account
-    )
+        CloudFormation reads them with the permissions of the role that updates the stack.
+        """
+        names = [
+            str(one.default)
+            for one in self._stack.node.find_all()
+            if isinstance(one, cdk.CfnParameter) and one.type.startswith("AWS::SSM::Parameter::Value")
+        ]
+        bootstrap = self._parameter("/cdk-bootstrap/*")
+        because = "the version of the CDK's bootstrap"
+        arns = [*map(self._parameter, sorted(names)), bootstrap]
+        self.allow(["ssm:GetParameters"], arns, because=because)
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        """Allows operators to call the lambda, and to see why an update of the stack failed."""
+        allow(operator, ["lambda:InvokeFunction"], [self.function.function_arn])
+        name = f"{self._stack.stack_name}/*"
+        stack = self._stack.format_arn(service="cloudformation", resource="stack", resource_name=name)
+        because = "requests by name can be allowed only by name; the id differs for each new stack"
+        allow(operator, ["cloudformation:DescribeStackEvents"], [stack], because=because)
+
+    def _parameter(self, name: str) -> str:
+        """Returns the ARN of an SSM parameter. The ARNs of AWS's own parameters contain no account."""
+        account = "" if name.startswith("/aws/") else None
+        return self._stack.format_arn(
+            service="ssm", resource="parameter", resource_name=name.removeprefix("/"), account=account
+        )

@@ -23,8 +23,10 @@ from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
 from stacks.acknowledge import acknowledge
+from stacks.constructs.allow import allow
 from stacks.constructs.log_group import log_group
 from stacks.constructs.service_role import service_role
+from stacks.instance_stack import title
 
 FOLLOW_SECONDS_MIN = 30
 FOLLOWS_MAX = 2_000
@@ -114,6 +116,20 @@ class SparkRuns(Construct):
         )
         self.state_machine.node.add_dependency(role)
 
+    def let_keep(self, keeper: iam.Role) -> None:
+        """Allows the lambda of the part `pause` to see running executions."""
+        allow(keeper, ["states:ListExecutions"], [self.state_machine.state_machine_arn])
+
+    def let_operate(self, operator: iam.ManagedPolicy) -> None:
+        """Allows operators to stop executions for which a pause does not wait."""
+        runs = cdk.Stack.of(self).format_arn(
+            service="states",
+            resource="execution",
+            resource_name=f"{self.state_machine.state_machine_name}:*",
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
+        allow(operator, ["states:StopExecution"], [runs], because="the executions of this state machine")
+
     def _log_name(self) -> str:
         """Returns the unique name of the log group.
 
@@ -121,7 +137,7 @@ class SparkRuns(Construct):
         """
         stack = cdk.Stack.of(self)
         unique = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
-        return f"/aws/vendedlogs/states/{stack.stack_name}-{unique}"
+        return f"/aws/vendedlogs/states/{title(self)}-{unique}"
 
     def _definition(self, create: lambda_.IFunction, functions: RunFunctions) -> sfn.Pass:
         report = self._reporting(functions.report)
