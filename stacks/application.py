@@ -60,6 +60,8 @@ class ApplicationStack(InstanceStack):
             switch.let_read_parameters()
         self.describe(
             ApplicationResources(
-                stack=self.stack_name, switch=switch.function.function_name if switch else None
+                stack=self.stack_name,
+                switch=switch.function.function_name if switch else None,
+                parts=tuple(part.name for part in parts),
             )
         )

@@ -109,8 +109,32 @@ class Resource:
         return f"{self.stack}/{self.name}"
 
 
+PARTS = (
+    "access", "audit", "backup", "commit", "compaction", "garbage", "maintenance", "monitoring", "pause",
+    "policies", "query", "tables",
+)  # fmt: skip
+"""The parts of the stack `application`. The logical ids of their resources begin with their names."""
+
+
+def divided(template: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each part of the template of the stack `application`, and what is left of it."""
+    left = dict(template["Resources"])
+    for part in PARTS:
+        names = [name for name in left if name.startswith(part.capitalize())]
+        if names:
+            yield part, {"Resources": {name: left.pop(name) for name in names}}
+    yield "application", {**template, "Resources": left}
+
+
+def by_part(stacks: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns templates by their short names. That of the stack `application` is divided into its parts."""
+    whole = dict(stacks)
+    parts = divided(whole.pop("application")) if "application" in whole else ()
+    return dict(sorted([*parts, *whole.items()]))
+
+
 class Assembly:
-    """A synthesized folder. Stacks are named by their short names, such as `commit`."""
+    """A synthesized folder. Stacks are named by their short names, such as `storage`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,6 +148,12 @@ class Assembly:
 
     @cached_property
     def templates(self) -> dict[str, dict[str, Any]]:
+        """The templates. That of the stack `application` is divided into its parts."""
+        return by_part(self.stacks)
+
+    @cached_property
+    def stacks(self) -> dict[str, dict[str, Any]]:
+        """The templates as they are."""
         paths = sorted(self.folder.glob("*.template.json"))
         return {short(path.name.split(".")[0]): json.loads(path.read_text("utf-8")) for path in paths}
 
@@ -136,6 +166,7 @@ class Assembly:
 
     def stack(self, name: str) -> dict[str, Any]:
         """Returns the manifest's entry for a stack: tags, protection and dependencies."""
+        name = "application" if name in PARTS else name
         return next(
             artifact
             for full, artifact in self.manifest.items()

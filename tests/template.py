@@ -35,10 +35,11 @@ def flat(value: Any) -> str:
 def allowed(assembly: Assembly, stack: str, role: str) -> Iterator[tuple[str, str, Any]]:
     """Yields the action, the resource and the condition of everything that a role may do.
 
-    `role` is the role's name without its hash.
+    `role` is the role's name without its hash, or without the name of its part too.
     """
+    names = {role, f"{stack.capitalize()}{role}"}
     for policy in assembly.resources("AWS::IAM::Policy"):
-        if policy.stack != stack or not any(one["Ref"][:-8] == role for one in policy.properties["Roles"]):
+        if policy.stack != stack or not any(one["Ref"][:-8] in names for one in policy.properties["Roles"]):
             continue
         for statement in policy.properties["PolicyDocument"]["Statement"]:
             if statement["Effect"] == "Allow":

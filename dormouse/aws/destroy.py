@@ -84,7 +84,7 @@ def wind_down(
     step.
     """
     instance = DeployedInstance(instance_id, aws.account, aws.region, _resources(instance_id, listed), aws)
-    keepers = tuple(rule_name(rule) for rule in physical_ids(listed.get("pause", ()), "AWS::Events::Rule"))
+    keepers = tuple(rule_name(rule) for rule in _of_part(listed, "Pause", RULE))
     steps: list[Step] = [
         # Desired to run, so that the keeper does not stop the database again.
         WriteDesiredState(instance, "running"),
@@ -168,15 +168,19 @@ def clusters_in(listed: Listed) -> tuple[str, ...]:
     return physical_ids([one for stack in listed.values() for one in stack], "AWS::RDS::DBCluster")
 
 
+def _of_part(listed: Listed, part: str, kind: str) -> tuple[str, ...]:
+    """Returns the physical ids of a part's resources, whose logical ids begin with the name of the part."""
+    found = [one for one in listed.get("application", ()) if one["LogicalResourceId"].startswith(part)]
+    return physical_ids(found, kind)
+
+
 def _resources(instance_id: str, listed: Listed) -> Resources:
     """Returns the resources of the instance, read from its stacks instead of its SSM parameters.
 
     The part `pause` is left out, so that a missing desired state counts as running.
     """
 
-    def of(part: str, kind: str) -> tuple[str, ...]:
-        parts = [one for one in listed.get("application", ()) if one["LogicalResourceId"].startswith(part)]
-        return physical_ids(parts, kind)
+    of = partial(_of_part, listed)
 
     def runs(part: str, name: str | None = None) -> RunResources:
         return RunResources(

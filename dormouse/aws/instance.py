@@ -127,10 +127,18 @@ def find(instance_id: str, session: Any) -> DeployedInstance:
 
 
 def read_instance(instance_id: str, aws: Aws) -> DeployedInstance:
-    """Returns the instance, and reads only its own parameters: a lambda has no right to others."""
+    """Returns the instance, and reads only its own parameters: a lambda has no right to others.
+
+    It leaves out parts that the last deploy did not have, since the lambda has no right to them either.
+    """
     asked = {stack: aws.parameter(resources.resources_parameter(instance_id, stack)) for stack in _MODELS}
     texts = {stack: text for stack, text in asked.items() if text is not None}
-    return DeployedInstance(instance_id, "", aws.region, _parsed(instance_id, texts), aws)
+    described = _parsed(instance_id, texts)
+    if application := described.application:
+        known = (*resources.STACKS, *application.parts)
+        removed = [part for part in Resources.model_fields if part not in known]
+        described = described.model_copy(update=dict.fromkeys(removed))
+    return DeployedInstance(instance_id, "", aws.region, described, aws)
 
 
 def _parsed(instance_id: str, parameters: dict[str, str]) -> Resources:

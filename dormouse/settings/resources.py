@@ -114,6 +114,8 @@ class ApplicationResources(Described):
     """The name of the stack."""
     switch: str | None = None
     """The name of the function that wakes the stack or puts it to sleep; None if nothing in it sleeps."""
+    parts: tuple[str, ...]
+    """The names of the parts that the last deploy had."""
 
 
 class RunResources(ScheduledResources):

@@ -64,7 +64,7 @@ def test_the_host_has_the_smallest_size_and_fewest_rights(own: Assembly) -> None
     [disk] = host.properties["BlockDeviceMappings"]
     assert disk["Ebs"]["Encrypted"] is True
     assert host.properties["InstanceType"] == "t4g.nano"
-    image = own.templates["access"]["Parameters"][host.properties["ImageId"]["Ref"]]
+    image = own.stacks["application"]["Parameters"][host.properties["ImageId"]["Ref"]]
     assert (image["Default"], image["Type"]) == (IMAGE, "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>")
     may = {(action, where) for action, where, _ in allowed(own, "access", "Role")}
     assert may == {
@@ -106,10 +106,12 @@ def test_a_vpc_with_existing_endpoints_gets_none(synthesized: All) -> None:
 def test_the_switch_may_read_the_image_parameter_of_the_template(own: Assembly) -> None:
     """The parameter of the image belongs to AWS, so its ARN has no account."""
     may = [
-        where for action, where, _ in allowed(own, "access", "SwitchRole") if action == "ssm:GetParameters"
+        where
+        for action, where, _ in allowed(own, "application", "SwitchRole")
+        if action == "ssm:GetParameters"
     ]
     assert f"arn:Partition:ssm:Region::parameter{IMAGE}" in may
-    parameters = own.templates["access"]["Parameters"].values()
+    parameters = own.stacks["application"]["Parameters"].values()
     read = {one["Default"] for one in parameters if one["Type"].startswith("AWS::SSM::Parameter::Value")}
     assert read <= {one.rpartition(":parameter")[2] for one in may} | {"/cdk-bootstrap/hnb659fds/version"}
 

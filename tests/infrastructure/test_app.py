@@ -110,7 +110,7 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     files = sorted(str(path.relative_to(one)) for path in one.rglob("*") if path.is_file())
     assert files == sorted(str(path.relative_to(two)) for path in two.rglob("*") if path.is_file())
     compared = [name for name in files if not name.endswith(SAYS_WHERE)]
-    assert len([name for name in compared if name.endswith(".template.json")]) >= 11
+    assert len([name for name in compared if name.endswith(".template.json")]) == 5
     assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
 
 
@@ -122,7 +122,7 @@ def test_a_missing_package_has_a_placeholder_and_a_hint_how_to_build_it(
 ) -> None:
     shutil.rmtree(built / "build/lambdas/commit-arm64")
     assert run_here("config/dev.toml") == (0, f"{NOT_BUILT}make lambdas\n")
-    assert (tmp_path / "out/dormouse-dev-commit.template.json").exists()
+    assert (tmp_path / "out/dormouse-dev-application.template.json").exists()
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_all_missing_packages_are_named_and_no_stack_that_needs_them_deploys(
     output = f"{NOT_BUILT}make lambdas, make emr-package ARCHITECTURE=x86_64, make query-image\n"
     assert run_here(str(path)) == (0, output)
     assets = sorted((tmp_path / "out").glob("*.assets.json"))
-    assert len(assets) == 7
+    assert len(assets) == 5
     for one in assets:
         content = json.loads(one.read_text("utf-8"))
         [command] = [
@@ -171,7 +171,7 @@ def test_an_incomplete_checkout_is_one_line(built: Path, run_here: RunHere) -> N
 def test_destroying_an_instance_needs_no_packages(built: Path, tmp_path: Path, run_here: RunHere) -> None:
     shutil.rmtree(built / "build")
     assert run_here("config/minimal.toml", packages="none") == (0, "")
-    assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
+    assert (tmp_path / "out" / "dormouse-minimal-application.template.json").exists()
     for one in (tmp_path / "out").glob("*.assets.json"):
         assert "with packages=none there is nothing to deploy" in one.read_text("utf-8")
 
@@ -183,7 +183,7 @@ def test_the_default_file_is_that_of_the_checkout(
     """The working directory does not matter."""
     monkeypatch.chdir(tmp_path)
     assert run_here(None) == (0, "")
-    assert (tmp_path / "out/dormouse-dev-commit.template.json").exists()
+    assert (tmp_path / "out/dormouse-dev-application.template.json").exists()
 
 
 def test_an_argument_is_refused_and_not_ignored(built: Path, tmp_path: Path) -> None:
@@ -243,4 +243,4 @@ def test_a_separate_process_reads_its_context_from_the_environment(built: Path, 
     shutil.rmtree(built / "build")
     context = json.dumps({"config": "config/minimal.toml", "packages": "none"})
     assert run(built, built, tmp_path / "out", None, CDK_CONTEXT_JSON=context) == (0, "")
-    assert (tmp_path / "out" / "dormouse-minimal-commit.template.json").exists()
+    assert (tmp_path / "out" / "dormouse-minimal-application.template.json").exists()

@@ -128,6 +128,8 @@ def test_clusters_reach_emr_by_an_endpoint_that_exists_while_the_instance_runs(
         ("AWS::EC2::SecurityGroupIngress", 443, 443),
         ("AWS::EC2::SecurityGroupEgress", 443, 443),
     }
+    [rule] = [one for one in assembly.resources("AWS::Events::Rule") if one.stack == "compaction"]
+    assert endpoint.name in json.dumps(rule.properties["Description"]), "no run starts before the endpoint"
     callers = {where for kind, where, *_ in rules if kind.endswith("Egress")}
     assert len(callers) == 2, "both the primary node and core nodes call EMR"
     [described] = [
@@ -135,9 +137,9 @@ def test_clusters_reach_emr_by_an_endpoint_that_exists_while_the_instance_runs(
         for one in assembly.resources("AWS::SSM::Parameter")
         if one.properties["Name"].endswith("/resources/compaction")
     ]
-    assert described.endpoint and described.endpoint.stack == "dormouse-dev-compaction"
+    assert described.has_endpoint
     switched = [where for action, where, _ in allowed(assembly, "pause", "PauseRole") if "Invoke" in action]
-    assert any("compactionswitch" in where for where in switched), "the keeper may restore it"
+    assert any(where.startswith("SwitchFunction") for where in switched), "the keeper may restore it"
 
 
 def test_a_vpc_with_an_endpoint_of_emr_gets_no_other(synthesized: All) -> None:
@@ -175,11 +177,13 @@ def test_the_application_starts_and_stops_automatically_within_limits(name: str,
 
 
 def test_only_the_emr_application_may_assume_the_role_of_spark(synthesized: All) -> None:
-    role = roles(synthesized("dev"))["EmrRole"]
+    role = roles(synthesized("dev"))["CompactionEmrRole"]
     [trust] = role["AssumeRolePolicyDocument"]["Statement"]
     assert flat(trust["Condition"]["StringEquals"]["aws:SourceAccount"]) == "AccountId"
     source = flat(trust["Condition"]["ArnLike"]["aws:SourceArn"])
-    assert source.startswith("arn:Partition:emr-serverless:Region:AccountId:/applications/EmrApplication")
+    assert source.startswith(
+        "arn:Partition:emr-serverless:Region:AccountId:/applications/CompactionEmrApplication"
+    )
     assert "*" not in source
 
 
@@ -277,7 +281,7 @@ def test_emr_changes_only_resources_that_are_tagged_or_named(name: str, synthesi
         for action, where, _ in allowed(synthesized(name), "compaction", "EmrServiceRole")
         if action == "iam:PassRole"
     }
-    assert len(passed) == 1 and passed.pop().startswith("EmrRole")
+    assert len(passed) == 1 and passed.pop().startswith("CompactionEmrRole")
 
 
 @pytest.mark.parametrize("stack", ["compaction", "maintenance"])
@@ -298,7 +302,7 @@ def test_a_parameter_records_the_deployed_resources(name: str, synthesized: All)
         if one.stack == "compaction" and one.properties["Name"].endswith("/resources/compaction")
     ]
     assert recorded.engine == ENGINES[name]
-    assert recorded.state_machine and recorded.state_machine.startswith("RunsStateMachine")
+    assert recorded.state_machine and recorded.state_machine.startswith("CompactionRunsStateMachine")
     assert (recorded.application is None, recorded.cluster_name) == (
         (False, None) if name == "dev" else (True, f"dormouse-{name}")
     )

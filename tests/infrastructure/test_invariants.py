@@ -21,6 +21,7 @@ DATABASE_PACKAGES = {"commit", "compaction", "garbage", "maintenance", "migrate"
 GETS_THE_LOGIN = "lambdas.migrate.begin"
 KEEPING = {"AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS::S3::Bucket"}
 TRIES_MIN = 5
+LOGS = ("AccessLogs", "AuditAccessLogs")
 
 
 def test_inbound_rules_allow_security_groups_and_no_addresses(assembly: Assembly) -> None:
@@ -31,7 +32,7 @@ def test_inbound_rules_allow_security_groups_and_no_addresses(assembly: Assembly
             if resource.type == "AWS::EC2::SecurityGroup" and rule is resource.properties:
                 continue
             found += 1
-            if resource.stack == "query" and resource.name.startswith("BalancerGroup"):
+            if resource.stack == "query" and resource.name.startswith("QueryBalancerGroup"):
                 continue  # the clients that the settings name: see test_query_stack.py
             if resource.stack == "database" and rule.get("Description") == "clients":
                 continue  # the clients that the settings name: see test_database_clients.py
@@ -191,7 +192,7 @@ def test_all_data_is_encrypted(assembly: Assembly) -> None:
     for bucket in assembly.resources("AWS::S3::Bucket"):
         rule = bucket.properties["BucketEncryption"]["ServerSideEncryptionConfiguration"][0]
         algorithm = rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"]
-        assert algorithm == ("AES256" if bucket.name.startswith("AccessLogs") else "aws:kms"), str(bucket)
+        assert algorithm == ("AES256" if bucket.name.startswith(LOGS) else "aws:kms"), str(bucket)
     for cluster in assembly.resources("AWS::RDS::DBCluster"):
         assert cluster.properties["StorageEncrypted"] is True
         assert {"KmsKeyId", "MasterUserSecret"} <= cluster.properties.keys()
@@ -225,7 +226,7 @@ def test_only_tls_connections_are_allowed(assembly: Assembly) -> None:
 def test_buckets_block_public_access_and_log_accesses(assembly: Assembly) -> None:
     for bucket in assembly.resources("AWS::S3::Bucket"):
         assert set(bucket.properties["PublicAccessBlockConfiguration"].values()) == {True}
-        is_log = bucket.name.startswith("AccessLogs")
+        is_log = bucket.name.startswith(LOGS)
         assert ("LoggingConfiguration" in bucket.properties) != is_log, str(bucket)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.template import DELETED, KEPT, flat, policies
 
+OF_RUNS = ("CompactionRunsLogs", "MaintenanceRunsLogs")
 WITHOUT_ACCOUNT = {"ec2.amazonaws.com", "lambda.amazonaws.com", "rds.amazonaws.com"}
 """AWS services whose requests to assume a role do not name the account, according to AWS's documentation."""
 
@@ -21,7 +22,7 @@ def test_only_a_protected_instance_keeps_its_logs(name: str, synthesized: Callab
     groups = list(synthesized(name).resources("AWS::Logs::LogGroup"))
     assert groups
     for one in groups:
-        assert policies(one) == (DELETED if one.name.startswith("RunsLogs") else wanted), str(one)
+        assert policies(one) == (DELETED if one.name.startswith(OF_RUNS) else wanted), str(one)
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_logs_of_state_machines_need_no_policies_of_their_own(assembly: Assembly
     names = {
         f"{one.stack}/{one.name}": flat(one.properties.get("LogGroupName"))
         for one in assembly.resources("AWS::Logs::LogGroup")
-        if one.name.startswith("RunsLogs")
+        if one.name.startswith(OF_RUNS)
     }
     assert len(names) == len(list(assembly.resources("AWS::StepFunctions::StateMachine")))
     for name in names.values():

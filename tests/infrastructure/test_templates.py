@@ -104,7 +104,7 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
     options = ManualArgs(regions=["eu-central-1"], ignore_checks=["W3005"])
     found = [
         f"{stack}: {match}"
-        for stack, template in assembly.templates.items()
+        for stack, template in assembly.stacks.items()
         for match in lint(json.dumps(template), config=options)
     ]
     assert found == []
@@ -114,7 +114,7 @@ def test_cfn_lint_finds_nothing(assembly: Assembly) -> None:
 def test_there_are_only_the_stacks_of_the_settings(name: str, synthesized: All) -> None:
     options = ("commit", "garbage", "compaction", "maintenance", "query", "access", "pause", "monitoring")
     options += ("backup", "audit")
-    always = {"network", "storage", "database", "migrate", "tables"}
+    always = {"network", "storage", "database", "migrate", "application", "tables"}
     found = CONFIGURATIONS[name]()
     wanted = {option for option in options if getattr(found, option) is not None}
     wanted |= {"copy"} if found.backup and found.backup.copy_region else set()
