@@ -14,6 +14,7 @@ from constructs import Construct
 
 from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import INSTANCE_TAG
+from stacks.compaction import CompactionStack
 from stacks.constructs.alarm_topic import AlarmTopic
 from stacks.constructs.chat_channels import SlackChannel, TeamsChannel
 from stacks.constructs.facts import fact
@@ -21,7 +22,9 @@ from stacks.constructs.monitors import Monitors
 from stacks.constructs.queue import Queue
 from stacks.constructs.spark_runs import SparkRuns
 from stacks.foundation import Foundation
+from stacks.garbage import GarbageStack
 from stacks.instance_stack import InstanceStack
+from stacks.maintenance import MaintenanceStack
 from stacks.pause import PauseStack, Switched
 from stacks.query import SERVICE
 from stacks.tables import TablesStack
@@ -105,14 +108,17 @@ class MonitoringStack(InstanceStack):
         if (garbage := watched.garbage) is not None:
             called = self._function(garbage, garbage.function)
             watch.scheduled("Garbage", called, garbage.every_minutes)
+            self._schedule("Garbage", garbage, garbage.every_minutes)
             watch.garbage(limits.orphaned_gb_max)
         if (compaction := watched.compaction) is not None:
             watch.function("Compaction", self._function(compaction, compaction.function))
             watch.runs("Compaction runs", self._machine(compaction, compaction.runs))
+            self._schedule("Compaction", compaction, compaction.compaction.every_minutes)
             watch.given_up()
         if (maintenance := watched.maintenance) is not None:
             called = self._function(maintenance, maintenance.function)
             watch.payloads(limits.payload_backlog_days_max)
+            self._schedule("Maintenance", maintenance, maintenance.every_minutes)
             if maintenance.runs is None:
                 watch.scheduled("Maintenance", called, maintenance.every_minutes)
             else:
@@ -126,11 +132,18 @@ class MonitoringStack(InstanceStack):
             name = "Starts of the database"
             what = "the lambda Pause failed for a day: fix the cause that its log shows, then purge them"
             watch.queue(name, *self._queues(pause, name, pause.queue), what)
-            watch.function("Pause", self._function(pause, pause.function), "Critical")
+            called = self._function(pause, pause.function)
+            watch.function("Pause", called, "Critical")
+            watch.called("Pause", called)
             watch.pause()
         if (tables := watched.tables) is not None:
             watch.function("Show tables", self._function(tables, tables.show, "show"))
             watch.function("Change tables", self._function(tables, tables.change, "change"))
+
+    def _schedule(
+        self, name: str, owner: GarbageStack | CompactionStack | MaintenanceStack, every_minutes: int
+    ) -> None:
+        self._monitors.schedule(name, fact(owner, self, "rule", owner.rule.rule_name), every_minutes)
 
     def _queues(self, owner: InstanceStack, name: str, queue: Queue) -> tuple[sqs.IQueue, sqs.IQueue]:
         """Returns references to a queue and its dead-letter queue for use in this stack."""

@@ -391,6 +391,8 @@ def alarm_count(settings: DeploymentSettings) -> int:
     lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
+    calls = (settings.garbage, settings.compaction, settings.maintenance, settings.pause)
+    parts += sum(part is not None for part in calls)
     query = 5 * (settings.query is not None)
     return 8 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
 

@@ -24,6 +24,9 @@ ERRORS_HOUR_MAX = 2
 SCHEDULED_MINUTES_MIN = 20
 """The shortest period, in minutes, of the alarm for failures of a scheduled lambda."""
 
+CALLS_HOURS = 3
+"""The number of hours without a call after which an alarm is raised for a lambda that is called each hour."""
+
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
@@ -50,6 +53,7 @@ Severity = Literal["Critical", "Warning"]
 
 DAY_SECONDS = 86_400
 _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
+_LESS = cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,9 @@ class Monitors:
     ) -> None:
         """Adds a queue, with an alarm for dead letters. The alarm's text contains the advice `what`.
 
-        With `oldest_seconds_max`, also adds an alarm for the age of the oldest message.
+        The alarm keeps its state while SQS sends no metrics. SQS may send none for a queue that got no
+        request for six hours. With `oldest_seconds_max`, also adds an alarm for the age of the oldest
+        message.
         """
         self._facade.monitor_sqs_queue_with_dlq(
             queue=queue,
@@ -104,7 +110,12 @@ class Monitors:
             add_dead_letter_queue_max_size_alarm={
                 ALARM: monitors.MaxMessageCountThreshold(
                     max_message_count=0,
-                    **self._when("Critical", f"{name} has dead letters: {what}", 5),
+                    **self._when(
+                        "Critical",
+                        f"{name} has dead letters: {what}",
+                        5,
+                        missing=cloudwatch.TreatMissingData.IGNORE,
+                    ),
                 )
             },
         )
@@ -135,6 +146,38 @@ class Monitors:
         """
         when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
         self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
+
+    def schedule(self, name: str, rule: str, every_minutes: int) -> None:
+        """Adds an alarm for a rule that fails to call its target in two of three periods.
+
+        A lambda that is not called sends no errors. `rule` is the name of the rule.
+        """
+        when = self._when(
+            "Warning",
+            f"The schedule of {name} fails to call it",
+            max(every_minutes, SCHEDULED_MINUTES_MIN),
+            3,
+        )
+        failed = cloudwatch.Metric(
+            namespace="AWS/Events",
+            metric_name="FailedInvocations",
+            dimensions_map={"RuleName": rule},
+            statistic="Sum",
+            period=when["period"],
+        )
+        self._custom(f"{name} schedule", failed, 0, {**when, "datapoints_to_alarm": 2})
+
+    def called(self, name: str, function: lambda_.IFunction) -> None:
+        """Adds an alarm for a lambda without calls, for a lambda that is called each hour even in a pause."""
+        when = self._when(
+            "Warning",
+            f"The lambda {name} is not called any more",
+            60,
+            CALLS_HOURS,
+            cloudwatch.TreatMissingData.BREACHING,
+        )
+        calls = function.metric_invocations(statistic="Sum", period=when["period"])
+        self._custom(f"{name} calls", calls, 1, when, _LESS)
 
     def _function(
         self, name: str, function: lambda_.IFunction, errors_max: int, when: Mapping[str, Any]
@@ -290,7 +333,7 @@ class Monitors:
         targets sends no metrics. With `awake`, this missing data raises the alarm for no healthy task, which
         then exists only while the instance runs.
         """
-        above, below = _GREATER, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
+        above, below = _GREATER, _LESS
         for name, statistic, metric, limit, comparison, what, minutes, times in (
             (
                 "errors", "SUM", "HTTPCode_Target_5XX_Count", QUERY_ERRORS_MAX, above,

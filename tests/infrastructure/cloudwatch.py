@@ -21,7 +21,9 @@ _BREACHES = {
 }
 
 
-def state(alarm: Mapping[str, Any], points: Sequence[float | None], before: State | None = None) -> State | None:
+def state(
+    alarm: Mapping[str, Any], points: Sequence[float | None], before: State | None = None
+) -> State | None:
     """Returns the state of an alarm after the data points of all periods so far, the newest last.
 
     None is a missing data point. Periods before the first data point are missing. `before` is the state until

@@ -1,8 +1,8 @@
-"""Tests of alarms that missing data must raise: states of the alarms in a model of CloudWatch's evaluation."""
+"""Tests of alarms for which missing data matters, with a model of CloudWatch's evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aws_cdk as cdk
@@ -14,13 +14,15 @@ from dormouse.settings.resources import RUNNING_PARAMETER
 from stacks.constructs.monitors import Awake, Monitors
 from stacks.constructs.sleeping import running
 from stacks.instance_stack import InstanceStack
-from tests.assembly import settings
+from tests.assembly import Assembly, settings
 from tests.infrastructure.cloudwatch import State, holds, state
+from tests.template import flat
 
 ALARM_MINUTES_MAX = 15
 """The longest time without a healthy task until the alarm is raised."""
 
 RESUME_MINUTES = 4
+All = Callable[[str], Assembly]
 
 
 class Running:
@@ -51,7 +53,7 @@ class Running:
         return resource
 
     def exists(self, *, parameter: str, desired: str) -> bool:
-        values = {name: desired for name in self.template["Parameters"]} | {RUNNING_PARAMETER: parameter}
+        values = dict.fromkeys(self.template["Parameters"], desired) | {RUNNING_PARAMETER: parameter}
         return holds(self.template, self.resource.get("Condition"), values)
 
     def state(self, *minutes: float | None) -> State | None:
@@ -109,6 +111,63 @@ def test_nothing_permanent_refers_to_the_alarm_that_a_pause_deletes(query: Runni
 
 def test_a_healthy_service_raises_no_alarm(query: Running) -> None:
     assert query.state(*[1.0] * 60) == "OK"
+
+
+# --- other alarms
+
+
+def alarm(assembly: Assembly, name: str) -> Any:
+    [found] = [
+        one.properties
+        for one in assembly.resources("AWS::CloudWatch::Alarm")
+        if one.properties["AlarmName"] == f"dormouse-{assembly.id}-{name}-Alarm"
+    ]
+    return found
+
+
+def metric(of: Any) -> tuple[str, str, str]:
+    """Returns the metric, the statistic and the dimension of an alarm for a single metric."""
+    [found] = [one["MetricStat"] for one in of.get("Metrics", ())] or [
+        {"Metric": of, "Stat": of["Statistic"]}
+    ]
+    [dimension] = found["Metric"]["Dimensions"]
+    return found["Metric"]["MetricName"], found["Stat"], flat(dimension["Value"])
+
+
+@pytest.mark.parametrize("queue", ["Commits-1", "Starts-of-the-database"])
+def test_dead_letters_raise_the_alarm_until_they_are_gone(queue: str, synthesized: All) -> None:
+    """SQS may send no metrics for a queue that got no request for six hours, even if it has messages."""
+    dead_letters = alarm(synthesized("prod"), f"{queue}-DLQ-Queue-Message-Count-Max")
+    found = state(dead_letters, [0.0, 3.0])
+    assert found == "ALARM"
+    found = state(dead_letters, [0.0, 3.0, *[None] * 200], found)
+    assert found == "ALARM"
+    assert state(dead_letters, [*[None] * 200, 0.0], found) == "OK"
+    assert state(dead_letters, [None] * 200) is None
+
+
+def test_a_keeper_without_calls_raises_an_alarm_even_in_a_pause(synthesized: All) -> None:
+    """No failure, dead letter or metric of the keeper reports that nothing calls it."""
+    calls = alarm(synthesized("prod"), "Pause-calls")
+    assert metric(calls)[:2] == ("Invocations", "Sum")
+    assert state(calls, [1.0] * 24) == "OK"
+    assert state(calls, [*[1.0] * 24, None, None]) == "OK"
+    assert state(calls, [*[1.0] * 24, *[None] * 6]) == "ALARM"
+
+
+@pytest.mark.parametrize("part", ["Compaction", "Garbage", "Maintenance"])
+def test_a_schedule_that_cannot_call_raises_an_alarm(part: str, synthesized: All) -> None:
+    """A lambda that is not called sends no errors. EventBridge sends the metric only for failures."""
+    fails = alarm(synthesized("prod"), f"{part}-schedule")
+    name, statistic, rule = metric(fails)
+    assert (name, statistic) == ("FailedInvocations", "Sum")
+    assert f"{part.lower()}rule" in rule.lower()
+    assert state(fails, [None, 1.0, None]) == "OK"
+    assert state(fails, [1.0, None, 1.0]) == "ALARM"
+    assert state(fails, [1.0, 1.0, *[None] * 10]) == "OK"
+
+
+# --- the model
 
 
 def _points(shown: str) -> Sequence[float | None]:

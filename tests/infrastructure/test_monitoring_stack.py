@@ -51,6 +51,8 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
         *(f"{queue}-{one}-Alarm" for queue in queues for one in ("oldest-message", "loss")),
         *(f"{one}-{kind}-Count-Alarm" for one in lambdas for kind in ("Fault", "Throttled")),
         *(f"{one}-{kind}-Count-Alarm" for one in runs for kind in ("Failure", "TimedOut")),
+        *(f"{one}-schedule-Alarm" for one in ("Compaction", "Garbage", "Maintenance")),
+        "Pause-calls-Alarm",
         "Database-Connection-Count-High-Alarm",
         "Deadlocks-Alarm",
         "Failing-rounds-Alarm",
@@ -67,13 +69,14 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
     }
 
 
-def test_alarms_use_the_topic_and_missing_data_raises_none(name: str, synthesized: All) -> None:
-    """A paused instance sends no metrics."""
+def test_alarms_use_the_topic_and_missing_data_raises_only_one(name: str, synthesized: All) -> None:
+    """A paused instance sends no metrics, except the number of calls of the lambda `pause`."""
     [topic] = synthesized(name).resources("AWS::SNS::Topic")
-    for alarm in alarms(synthesized(name)).values():
+    for each, alarm in alarms(synthesized(name)).items():
         assert alarm["ActionsEnabled"] is True
         assert alarm["AlarmActions"] == alarm["OKActions"] == [{"Ref": topic.name}]
-        assert alarm["TreatMissingData"] in {"notBreaching", "ignore"}
+        raises = {"breaching"} if each == "Pause-calls-Alarm" else {"notBreaching", "ignore"}
+        assert alarm["TreatMissingData"] in raises
         assert alarm["AlarmDescription"]
 
 
