@@ -5,6 +5,7 @@ Its source is the chapter "Configuring how CloudWatch alarms treat missing data"
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,10 +16,7 @@ EXTRA_PERIODS = 2
 The guide has an example of three periods for which CloudWatch reads five. It gives no rule.
 """
 
-_BREACHES = {
-    "GreaterThanThreshold": lambda value, limit: value > limit,
-    "LessThanThreshold": lambda value, limit: value < limit,
-}
+_BREACHES = {"GreaterThanThreshold": operator.gt, "LessThanThreshold": operator.lt}
 
 
 def state(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import aws_cdk as cdk
@@ -40,7 +40,7 @@ class Running:
         )
         watch = Monitors(facade, instance_id="prod", cluster="database")
         watch.query("cluster", "query", "targetgroup/query/1", Awake(condition, service))
-        self.template: dict[str, Any] = assertions.Template.from_stack(stack).to_json()
+        self.template: Mapping[str, Any] = assertions.Template.from_stack(stack).to_json()
         [self.logical_id] = [
             name
             for name, one in self.template["Resources"].items()
