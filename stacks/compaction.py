@@ -98,6 +98,7 @@ class Compaction(Part):
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
         monitors.function("Compaction", self.create.function)
         monitors.runs("Compaction runs", self.runs.state_machine)
+        monitors.schedule("Compaction", self._schedule.rule.rule_name, self.compaction.every_minutes)
         monitors.given_up()
 
     def _made(self) -> EmrServerless | EmrEc2:

@@ -54,4 +54,5 @@ class Garbage(Part):
 
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
         monitors.scheduled("Garbage", self._function, self._every_minutes)
+        monitors.schedule("Garbage", self.schedule.rule.rule_name, self._every_minutes)
         monitors.garbage(limits.orphaned_gb_max)

@@ -83,6 +83,7 @@ class Maintenance(Part):
 
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
         monitors.payloads(limits.payload_backlog_days_max)
+        monitors.schedule("Maintenance", self.schedule.rule.rule_name, self._every_minutes)
         if self.runs is None:
             monitors.scheduled("Maintenance", self._function, self._every_minutes)
         else:

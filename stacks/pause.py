@@ -114,6 +114,7 @@ class Pause(Part):
         what = "the lambda Pause failed for a day: fix the cause that its log shows, then purge them"
         monitors.queue("Starts of the database", self._queue, what)
         monitors.function("Pause", self._function.function, "Critical")
+        monitors.called("Pause", self._function.function)
         monitors.pause()
 
     def _let_look(self) -> None:

@@ -22,7 +22,7 @@ from dormouse.settings.resources import QueryResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.allow import allow
 from stacks.constructs.endpoints import TASK_SERVICES, Endpoints
-from stacks.constructs.monitors import Monitors
+from stacks.constructs.monitors import Awake, Monitors
 from stacks.constructs.query_balancer import Balancer
 from stacks.constructs.query_task import PORT, QueryTask
 from stacks.constructs.security_group import closed_group
@@ -60,7 +60,7 @@ class Query(Part):
         )
         endpoints = self._endpoints_group()
         self.awake = Construct(self, "Awake")
-        self._wake(clients, zone, endpoints)
+        self._service = self._wake(clients, zone, endpoints)
         only_while(stack.is_running, self.awake)
         self._tell(endpoints is not None)
 
@@ -68,7 +68,9 @@ class Query(Part):
         allow(reader, ["secretsmanager:GetSecretValue"], [self.task.token.secret_arn])
 
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
-        monitors.query(self.cluster.cluster_name, SERVICE, self.target_group.target_group_full_name)
+        awake = Awake(self.stack.is_running, self._service)
+        targets = self.target_group.target_group_full_name
+        monitors.query(self.cluster.cluster_name, SERVICE, targets, awake)
 
     def _cluster(self) -> ecs.Cluster:
         cluster = ecs.Cluster(
@@ -131,8 +133,8 @@ class Query(Part):
 
     def _wake(
         self, clients: ec2.SecurityGroup, zone: route53.PrivateHostedZone, endpoints: ec2.SecurityGroup | None
-    ) -> None:
-        """Creates the resources that exist only while the service runs."""
+    ) -> ecs.FargateService:
+        """Creates the service, and the resources that exist only while it runs."""
         balancer = Balancer(
             self.awake,
             "Balancer",
@@ -148,7 +150,7 @@ class Query(Part):
             zone=zone,
             target=route53.RecordTarget.from_alias(targets.LoadBalancerTarget(balancer.load_balancer)),
         )
-        service = self._service()
+        service = self._create_service()
         if endpoints is not None:
             service.node.add_dependency(
                 Endpoints(
@@ -159,8 +161,9 @@ class Query(Part):
                     security_group=endpoints,
                 )
             )
+        return service
 
-    def _service(self) -> ecs.FargateService:
+    def _create_service(self) -> ecs.FargateService:
         query = self._query
         service = ecs.FargateService(
             self.awake,

@@ -43,8 +43,9 @@ The query service has two for ECR, one for CloudWatch Logs and one for Secrets M
 has two for Session Manager.
 """
 
-METRICS = 15
-"""The number of metrics that the lambdas of an instance write."""
+METRICS = 14
+"""The number of metrics that the lambdas of a running instance write. The lambda `pause` also writes one
+during a pause."""
 
 # The size as a multiple of `large`; `metal` is priced by family, which the price file lacks.
 _LARGES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2} | {
@@ -373,6 +374,9 @@ class _Month:
         self.add("all", "CloudWatch logs kept", usd, kept=True)
         if settings.commit or settings.compaction:
             self.add("all", f"{METRICS} CloudWatch metrics", METRICS * prices["metric_month"])
+        self.add(
+            "pause", "1 CloudWatch metric", prices["metric_month"] * (settings.pause is not None), kept=True
+        )
         if settings.monitoring is not None:
             alarms = alarm_count(settings)
             self.add("monitoring", f"{alarms} alarms", alarms * prices["alarm_month"], kept=True)
@@ -391,6 +395,8 @@ def alarm_count(settings: DeploymentSettings) -> int:
     lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
+    calls = (settings.garbage, settings.compaction, settings.maintenance, settings.pause)
+    parts += sum(part is not None for part in calls)
     query = 5 * (settings.query is not None)
     return 8 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import aws_cdk as cdk
@@ -11,6 +12,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
+from constructs import IDependable
 
 from dormouse.settings import lambdas
 from dormouse.settings.section import LOSS_NEAR_SHARE
@@ -22,6 +24,9 @@ ERRORS_HOUR_MAX = 2
 
 SCHEDULED_MINUTES_MIN = 20
 """The shortest period, in minutes, of the alarm for failures of a scheduled lambda."""
+
+CALLS_HOURS = 3
+"""The number of hours without a call after which an alarm is raised for a lambda that is called each hour."""
 
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
@@ -38,6 +43,7 @@ alarm."""
 QUERY_PERCENT_MAX = 90
 """The largest percentage of CPU or memory without an alarm. Scaling should have added tasks before."""
 
+NO_HEALTHY_TASK = "no healthy task"
 BYTES_GB = 10**9
 Severity = Literal["Critical", "Warning"]
 """The urgency of an alarm.
@@ -48,13 +54,26 @@ Severity = Literal["Critical", "Warning"]
 
 DAY_SECONDS = 86_400
 _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
+_LESS = cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
+
+
+@dataclass(frozen=True)
+class Awake:
+    """A part that exists only while the instance runs, for alarms that must exist no longer."""
+
+    condition: cdk.CfnCondition
+    """The condition that the instance runs."""
+
+    started: IDependable
+    """The resource that CloudFormation creates only once the part sends metrics."""
 
 
 class Monitors:
     """The graphs of a dashboard and their alarms.
 
-    Missing data raises no alarm, because a paused instance sends none. `warn` is the action of alarms of
-    severity `Warning`. By default, it is the action of urgent alarms.
+    Missing data raises no alarm, because a paused instance sends none. The exceptions are alarms that exist
+    only while the instance runs, and alarms for metrics that a paused instance sends, too. `warn` is the
+    action of alarms of severity `Warning`. By default, it is the action of urgent alarms.
     """
 
     def __init__(
@@ -79,7 +98,9 @@ class Monitors:
     ) -> None:
         """Adds a queue, with an alarm for dead letters. The alarm's text contains the advice `what`.
 
-        With `oldest_seconds_max`, also adds an alarm for the age of the oldest message.
+        The alarm keeps its state while SQS sends no metrics. SQS may send none for a queue that got no
+        request for six hours. With `oldest_seconds_max`, also adds an alarm for the age of the oldest
+        message.
         """
         self._facade.monitor_sqs_queue_with_dlq(
             queue=queue.queue,
@@ -89,7 +110,12 @@ class Monitors:
             add_dead_letter_queue_max_size_alarm={
                 ALARM: monitors.MaxMessageCountThreshold(
                     max_message_count=0,
-                    **self._when("Critical", f"{name} has dead letters: {what}", 5),
+                    **self._when(
+                        "Critical",
+                        f"{name} has dead letters: {what}",
+                        5,
+                        missing=cloudwatch.TreatMissingData.IGNORE,
+                    ),
                 )
             },
         )
@@ -120,6 +146,38 @@ class Monitors:
         """
         when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
         self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
+
+    def schedule(self, name: str, rule: str, every_minutes: int) -> None:
+        """Adds an alarm for a rule that fails to call its target in two of three periods.
+
+        A lambda that is not called sends no errors. `rule` is the name of the rule.
+        """
+        when = self._when(
+            "Warning",
+            f"The schedule of {name} fails to call it",
+            max(every_minutes, SCHEDULED_MINUTES_MIN),
+            3,
+        )
+        failed = cloudwatch.Metric(
+            namespace="AWS/Events",
+            metric_name="FailedInvocations",
+            dimensions_map={"RuleName": rule},
+            statistic="Sum",
+            period=when["period"],
+        )
+        self._custom(f"{name} schedule", failed, 0, {**when, "datapoints_to_alarm": 2})
+
+    def called(self, name: str, function: lambda_.IFunction) -> None:
+        """Adds an alarm for a lambda without calls, for a lambda that is called each hour even in a pause."""
+        when = self._when(
+            "Warning",
+            f"The lambda {name} is not called any more",
+            60,
+            CALLS_HOURS,
+            cloudwatch.TreatMissingData.BREACHING,
+        )
+        calls = function.metric_invocations(statistic="Sum", period=when["period"])
+        self._custom(f"{name} calls", calls, 1, when, _LESS)
 
     def _function(
         self, name: str, function: lambda_.IFunction, errors_max: int, when: Mapping[str, Any]
@@ -268,12 +326,14 @@ class Monitors:
             ),
         )
 
-    def query(self, cluster: str, service: str, targets: str) -> None:
+    def query(self, cluster: str, service: str, targets: str, awake: Awake) -> None:
         """Adds the query service.
 
-        Its alarms refer to the target group `targets`, which stays during a pause.
+        Its alarms refer to the target group `targets`, which stays during a pause. A target group without
+        targets sends no metrics. This missing data raises the alarm for no healthy task, which exists only
+        while the instance runs.
         """
-        above, below = _GREATER, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
+        above, below = _GREATER, _LESS
         for name, statistic, metric, limit, comparison, what, minutes, times in (
             (
                 "errors", "SUM", "HTTPCode_Target_5XX_Count", QUERY_ERRORS_MAX, above,
@@ -283,9 +343,9 @@ class Monitors:
                 "unhealthy tasks", "MAX", "UnHealthyHostCount", 0, above,
                 "has tasks that do not answer", 1, 10,
             ),
-            # Tasks that never start, or die at once, are not unhealthy, and send no 5xx.
+            # Tasks that cannot start, or die at once, are not unhealthy, and send no 5xx.
             (
-                "no healthy task", "MAX", "HealthyHostCount", 1, below,
+                NO_HEALTHY_TASK, "MAX", "HealthyHostCount", 1, below,
                 "has no task that answers", 1, 10,
             ),
         ):  # fmt: skip
@@ -297,7 +357,9 @@ class Monitors:
                 label=metric,
                 period=when["period"],
             )
-            self._custom(f"Query {name}", found, limit, when, comparison)
+            self._custom(
+                f"Query {name}", found, limit, when, comparison, awake if name == NO_HEALTHY_TASK else None
+            )
         for name in ("CPU", "Memory"):
             used = cloudwatch.Metric(
                 namespace="AWS/ECS",
@@ -357,8 +419,14 @@ class Monitors:
         limit: float,
         when: Mapping[str, Any],
         comparison: cloudwatch.ComparisonOperator = _GREATER,
+        awake: Awake | None = None,
     ) -> None:
-        """Adds a graph of a metric, with an alarm for values beyond `limit`."""
+        """Adds a graph of a metric, with an alarm for values beyond `limit`.
+
+        With `awake`, the alarm is also raised by missing data, and exists only while the instance runs.
+        """
+        if awake is not None:
+            when = {**when, "treat_missing_data_override": cloudwatch.TreatMissingData.BREACHING}
         threshold = monitors.CustomThreshold(threshold=limit, comparison_operator=comparison, **when)
         alarmed = monitors.CustomMetricWithAlarm(
             metric=metric, alarm_friendly_name=_alarm_name(name), add_alarm={ALARM: threshold}
@@ -368,6 +436,19 @@ class Monitors:
             alarm_friendly_name=_alarm_name(name),
             metric_groups=[monitors.CustomMetricGroup(title=name, metrics=[alarmed])],
         )
+        if awake is not None:
+            self._only_while(awake, self._facade.created_alarms()[-1].alarm)
+
+    def _only_while(self, awake: Awake, alarm: cloudwatch.AlarmBase) -> None:
+        """Makes an alarm exist only while the instance runs.
+
+        CloudWatch evaluates a new alarm at once, and also counts the periods before its creation. So an alarm
+        for missing data must be created after the first data, whatever its number of periods is.
+        """
+        resource = alarm.node.default_child
+        assert isinstance(resource, cloudwatch.CfnAlarm)  # noqa: S101
+        resource.cfn_options.condition = awake.condition
+        alarm.node.add_dependency(awake.started)
 
     def _ours(self, name: str, statistic: str) -> cloudwatch.Metric:
         return cloudwatch.Metric(

@@ -23,6 +23,7 @@ from dormouse.aws.cost import (
     prices_of,
 )
 from dormouse.errors import InvalidInput
+from dormouse.settings import lambdas
 from dormouse.settings.config_file import load
 from dormouse.settings.resources import (
     DatabaseResources,
@@ -108,9 +109,17 @@ def test_replaced_files_are_charged_until_the_lifecycle_deletes_them() -> None:
 
 def test_a_paused_instance_pays_for_nothing_that_runs() -> None:
     found = month("prod", data_gb=0, database_gb=0, log_gb=0)
-    assert found.paused < 14 < found.running
+    assert found.paused < 15 < found.running
     for resource in ("EMR Serverless", "Fargate", "Lambda", "SQS", "Step Functions", "load balancer"):
         assert all(line.paused == 0 for line in found.lines if line.resource.startswith(resource))
+
+
+def test_only_the_keeper_writes_a_metric_during_a_pause() -> None:
+    names = [value for key, value in vars(lambdas).items() if key.isupper() and isinstance(value, str)]
+    names = [name for name in names if name not in (lambdas.NAMESPACE, lambdas.DIMENSION)]
+    found = month("prod")
+    assert usd(found, f"{len(names) - 1} CloudWatch metrics")[2] == 0
+    assert usd(found, "1 CloudWatch metric") == (0.3, None, 0.3)
 
 
 def test_an_option_that_is_off_costs_nothing() -> None:

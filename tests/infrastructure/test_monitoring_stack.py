@@ -13,6 +13,7 @@ from dormouse.settings import lambdas as metrics
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.template import flat
 
+BREACHING = ("Pause-calls-Alarm", "Query-no-healthy-task-Alarm")
 All = Callable[[str], Assembly]
 WATCHED = ["dev", "prod", "steps", "transient"]
 METRICS = {value for key, value in vars(metrics).items() if key.isupper() and isinstance(value, str)}
@@ -51,6 +52,8 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
         *(f"{queue}-{one}-Alarm" for queue in queues for one in ("oldest-message", "loss")),
         *(f"{one}-{kind}-Count-Alarm" for one in lambdas for kind in ("Fault", "Throttled")),
         *(f"{one}-{kind}-Count-Alarm" for one in runs for kind in ("Failure", "TimedOut")),
+        *(f"{one}-schedule-Alarm" for one in ("Compaction", "Garbage", "Maintenance")),
+        "Pause-calls-Alarm",
         "Database-Connection-Count-High-Alarm",
         "Deadlocks-Alarm",
         "Failing-rounds-Alarm",
@@ -67,13 +70,17 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
     }
 
 
-def test_alarms_use_the_topic_and_missing_data_raises_none(name: str, synthesized: All) -> None:
-    """A paused instance sends no metrics."""
+def test_alarms_use_the_topic_and_missing_data_raises_only_two(name: str, synthesized: All) -> None:
+    """A paused instance sends no metrics, except the number of calls of the lambda `pause`.
+
+    A pause deletes the alarm for no healthy task.
+    """
     [topic] = synthesized(name).resources("AWS::SNS::Topic")
-    for alarm in alarms(synthesized(name)).values():
+    for each, alarm in alarms(synthesized(name)).items():
         assert alarm["ActionsEnabled"] is True
         assert alarm["AlarmActions"] == alarm["OKActions"] == [{"Ref": topic.name}]
-        assert alarm["TreatMissingData"] in {"notBreaching", "ignore"}
+        raises = {"breaching"} if each in BREACHING else {"notBreaching", "ignore"}
+        assert alarm["TreatMissingData"] in raises
         assert alarm["AlarmDescription"]
 
 
