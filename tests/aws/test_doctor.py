@@ -14,7 +14,10 @@ import pytest
 from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
-from dormouse.aws.doctor import BOOTSTRAP, Check, _Account, examine, machine
+from dormouse.aws.check import Check
+from dormouse.aws.doctor import BOOTSTRAP, _Account, examine, machine
+from dormouse.aws.quotas import Quota, Quotas
+from dormouse.aws.vpc import Network
 from dormouse.settings.resources import INSTANCE_TAG, state_parameter
 from tests.assembly import EXISTING_VPC
 from tests.support.aws import Aws
@@ -111,8 +114,8 @@ def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
     subject = account(session)
     answers = ({"Quota": {"Value": 10.0}}, {"Quota": {"Value": 10.0}}, "NoSuchResourceException")
     stubbed(subject, "service-quotas", "get_service_quota", *answers)
-    quota = ("lambda", "L-B99A9384", "lambdas at once")
-    (enough,), (small,), (unknown,) = (subject._quota(quota, needed, 4) for needed in (6, 7, 1))
+    quota, quotas = Quota("lambda", "L-B99A9384", "lambdas at once"), Quotas(subject.settings, subject.aws)
+    (enough,), (small,), (unknown,) = (quotas.check(quota, needed, 4) for needed in (6, 7, 1))
     assert (enough.result, small.result, unknown.result) == ("ok", "wrong", "warning")
     assert small.found == "lambdas at once: 7 needed, 4 in use, 10 allowed"
     assert "Service Quotas (lambda, L-B99A9384)" in small.mend
@@ -146,7 +149,9 @@ def zones(
     ]
     mine = [{"Name": "tag:dormouse:instance", "Values": ["dev"]}]
     stubber.add_response("describe_subnets", {"Subnets": ours[::-1]}, {"Filters": mine})
-    return [(check.found.split(" ")[0].rstrip(","), check.result) for check in subject._zones()]
+    return [
+        (check.found.split(" ")[0].rstrip(","), check.result) for check in dict(subject._looks())["zones"]()
+    ]
 
 
 def test_a_zone_that_lacks_services_is_a_warning_and_other_zones_may_be_named(session: Any) -> None:
@@ -185,7 +190,7 @@ def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
     stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": zones})
     for _ in range(2):
         stubber.add_response("describe_subnets", {"Subnets": []})
-    few, *others = subject._zones()
+    few, *others = dict(subject._looks())["zones"]()
     assert (few.result, few.found) == ("wrong", f"network.zones = 3, but this account has only 2 in {REGION}")
     assert results(others) == [("zone", "ok")] * 2
 
@@ -349,7 +354,7 @@ def test_parts_that_call_aws_need_endpoints_in_an_existing_vpc(
         "ServiceName": f"com.amazonaws.{REGION}.ecr.api", "PrivateDnsEnabled": True,
         "Tags": [{"Key": "dormouse:instance", "Value": "dev"}],
     }  # fmt: skip
-    check = subject._ways(part, wanted == "create", [*endpoints, ours])
+    check = Network(subject.settings, subject.aws)._ways(part, wanted == "create", [*endpoints, ours])
     assert (check.name, check.result) == (f"{part} endpoints", result)
 
 

@@ -50,7 +50,7 @@ def test_an_existing_vpc_has_an_endpoint_or_the_deploy_creates_one(
     session: Any, has: bool, s3_endpoint: str
 ) -> None:
     network = {**existing(session, endpoint=has), "s3_endpoint": s3_endpoint}
-    found = list(account(session, network=network)._vpc())
+    found = list(dict(account(session, network=network)._looks())["vpc"]())
     fine = has == (s3_endpoint == "existing")
     assert [check.result for check in found if check.name != "s3 endpoint"] == ["ok"] * 4
     assert (found[-1].name, found[-1].result) == ("s3 endpoint", "ok" if fine else "wrong")
@@ -61,7 +61,7 @@ def test_subnets_and_route_tables_must_agree_with_the_settings(session: Any) -> 
     network = existing(session, endpoint=False)
     network["availability_zones"].reverse()
     network["route_table_ids"][0] = "rtb-0a1b2c3d"
-    found = results(account(session, network=network)._vpc())
+    found = results(dict(account(session, network=network)._looks())["vpc"]())
     assert found[:4] == [
         ("subnet", "wrong"),
         ("subnet", "wrong"),
@@ -69,7 +69,7 @@ def test_subnets_and_route_tables_must_agree_with_the_settings(session: Any) -> 
         ("route table", "ok"),
     ]
     network |= {"vpc_id": "vpc-0a1b2c3d"}
-    (check,) = account(session, network=network)._vpc()
+    (check,) = dict(account(session, network=network)._looks())["vpc"]()
     assert check.mend == "correct network.vpc_id"
 
 
@@ -84,6 +84,6 @@ def test_an_endpoint_in_other_route_tables_does_not_count(session: Any, s3_endpo
         association = one["RouteTableAssociationId"]
         ec2.replace_route_table_association(AssociationId=association, RouteTableId=other)
     network["route_table_ids"] = [other, other]
-    check = list(account(session, network=network)._vpc())[-1]
+    check = list(dict(account(session, network=network)._looks())["vpc"]())[-1]
     assert (check.name, check.result) == ("s3 endpoint", "ok" if s3_endpoint == "create" else "wrong")
     assert (other in check.found) == (s3_endpoint == "existing")
