@@ -190,6 +190,11 @@ class EmrServerlessCompaction(_Compaction):
     worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4)
     """The number of virtual CPUs of each executor. An executor has 4 GB of memory for each CPU."""
 
+    @property
+    def machines_max(self) -> int:
+        """The largest number of workers at once. Each has an address in one of the subnets."""
+        return self.vcpu_max // self.worker_vcpu
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.vcpu_max < 2 * self.worker_vcpu:
             yield "vcpu_max", f"it must be at least twice worker_vcpu, which is {self.worker_vcpu}"
@@ -209,6 +214,11 @@ class _Ec2Compaction(_Compaction):
     """The interface endpoint by which EMR controls clusters, `emr-service-cell01`: `create` it, or use an
     `existing` one. `create` is the default in the instance's own VPC. In an existing VPC, which all its
     machines share, the choice is required."""
+
+    @property
+    def machines_max(self) -> int:
+        """The largest number of instances of a cluster, with its primary one. All are in one subnet."""
+        return self.instances_max + 1
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if len(set(self.instance_types)) < len(self.instance_types):
