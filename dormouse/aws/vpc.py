@@ -9,7 +9,7 @@ from dormouse.aws.aws import Aws
 from dormouse.aws.check import Check, Look
 from dormouse.aws.instance import owns
 from dormouse.settings.database import EmrServerlessCompaction
-from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.deployment import ADDRESSES_OF_OTHERS, DeploymentSettings, addresses_of
 from dormouse.settings.resources import INSTANCE_TAG
 
 POOR_ZONES = frozenset({"use1-az3"})
@@ -102,6 +102,7 @@ class Network:
             return
         subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets")}
         yield from self._subnets(subnets)
+        yield from self._addresses([subnets[name] for name in network.subnet_ids if name in subnets])
         tables = self._tables()
         yield from self._routes(tables)
         endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
@@ -119,6 +120,29 @@ class Network:
                 real, mend = found["AvailabilityZone"], "correct network.availability_zones"
                 trouble = f"{subnet} is in {real}, not {zone}" if real != zone else None
                 yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
+
+    def _addresses(self, subnets: list[Any]) -> Iterator[Check]:
+        """Checks that the existing subnets, and their free addresses, suffice for Spark.
+
+        Workers of EMR Serverless can be in all subnets, with the addresses of lambdas and others. EMR on EC2
+        creates all instances of a cluster in one of the subnets.
+        """
+        if (compaction := self.settings.compaction) is None or not subnets:
+            return
+        free = [int(one["AvailableIpAddressCount"]) for one in subnets]
+        every = [addresses_of(int(one["CidrBlock"].rpartition("/")[2])) for one in subnets]
+        needed, key = compaction.machines_max, "compaction.instances_max"
+        if isinstance(compaction, EmrServerlessCompaction):
+            needed, key = needed + ADDRESSES_OF_OTHERS, "compaction.vcpu_max"
+            there, now, where = sum(every), sum(free), "in the subnets"
+        else:
+            there, now, where = max(every), max(free), "in the largest subnet"
+        counted = f"{needed:,} addresses needed, {now:,} free"
+        mend = f"name larger subnets in network.subnet_ids, or lower {key}"
+        if needed > there:
+            yield Check("addresses", "wrong", f"{needed:,} addresses needed, {there:,} {where}", mend)
+        else:
+            yield Check.of("addresses", counted, counted if needed > now else None, mend, "warning")
 
     def _tables(self) -> dict[str, str]:
         """Returns the route table of each subnet.
@@ -139,16 +163,23 @@ class Network:
             yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
 
     def _endpoint(self, endpoints: list[Any], tables: dict[str, str]) -> Check:
-        """Checks the gateway endpoint to S3, of which a route table can have only one."""
+        """Checks the gateway endpoint to S3, of which a route table can have only one.
+
+        A deploy has created an endpoint with the instance's tag, and deletes it with
+        `s3_endpoint = "existing"`.
+        """
         gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
+        own = {one["VpcEndpointId"] for one in gateways if owns(self.settings.id, one)}
         ways = {table: one["VpcEndpointId"] for one in gateways for table in one.get("RouteTableIds", ())}
-        has = {table: ways[table] for table in tables.values() if table in ways}
+        has = {table: ways[table] for table in tables.values() if table in ways and ways[table] not in own}
         if self.settings.network.s3_endpoint == "create":
             trouble = f"{', '.join(has)} has an S3 gateway endpoint already" if has else None
             mend = 'set network.s3_endpoint = "existing"'
-            return Check.of("s3 endpoint", "it will be made", trouble, mend)
+            fine = f"{', '.join(sorted(own))} is the instance's own" if own else "it will be made"
+            return Check.of("s3 endpoint", fine, trouble, mend)
         lacking = sorted({*tables.values()} - has.keys())
-        trouble = f"{', '.join(lacking)} has no S3 gateway endpoint" if lacking else None
+        but = " but the instance's own, which a deploy would delete" if own else ""
+        trouble = f"{', '.join(lacking)} has no S3 gateway endpoint{but}" if lacking else None
         mend = 'make one, or add it to one, or set network.s3_endpoint = "create" with route_table_ids'
         return Check.of("s3 endpoint", ", ".join({*has.values()}), trouble, mend)
 

@@ -237,6 +237,11 @@ EMR_TAG_BYTES_MAX = 680
 which has 4 KB at most, and everything else takes up to 3.4 KB."""
 
 
+def addresses_of(prefix_bits: int) -> int:
+    """Returns the number of addresses of a subnet that instances can use: AWS keeps five."""
+    return int(2 ** (32 - prefix_bits)) - 5
+
+
 class NetworkSettings(Section):
     """The network: the instance's own VPC, or an existing one that is given by its id."""
 
@@ -509,13 +514,21 @@ class DeploymentSettings(Section):
         return max((one.timeout_seconds for one in (self.garbage, self.maintenance) if one), default=0)
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
-        """Yields a problem if the workers of EMR Serverless need more addresses than the own VPC has."""
+        """Yields a problem if Spark needs more addresses than the own VPC has."""
         compaction, network = self.compaction, self.network
-        if not isinstance(compaction, EmrServerlessCompaction) or network.vpc_id is not None:
+        if compaction is None or network.vpc_id is not None:
             return
-        # each zone has a subnet with a quarter of the addresses, of which AWS keeps five
-        free = network.zones * (2 ** (30 - int(network.cidr.rpartition("/")[2])) - 5) - ADDRESSES_OF_OTHERS
-        if (workers := compaction.vcpu_max // compaction.worker_vcpu) > free:
+        # each zone has a subnet with a quarter of the addresses
+        each = addresses_of(int(network.cidr.rpartition("/")[2]) + 2)
+        free = (len(network.availability_zones) or network.zones) * each - ADDRESSES_OF_OTHERS
+        if not isinstance(compaction, EmrServerlessCompaction):
+            if compaction.machines_max > each:
+                yield (
+                    "compaction.instances_max",
+                    f"a cluster is in one subnet, and those of {network.cidr} have {each:,} addresses each: "
+                    f"choose at most {each - 1:,}, or a larger network.cidr",
+                )
+        elif (workers := compaction.machines_max) > free:
             most = free * compaction.worker_vcpu
             yield (
                 "compaction.vcpu_max",

@@ -9,6 +9,8 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from dormouse.aws.vpc import Network
+from tests.assembly import EXISTING_VPC
 from tests.aws.test_doctor import REGION, account, results
 
 
@@ -18,8 +20,11 @@ def session() -> Iterator[Any]:
         yield boto3.session.Session(region_name=REGION)
 
 
-def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
-    """Creates a VPC with two subnets, and returns its settings."""
+def existing(session: Any, *, endpoint: bool, owner: str | None = None) -> dict[str, Any]:
+    """Creates a VPC with two subnets, and returns its settings.
+
+    `owner` is the id of the instance that created the endpoint.
+    """
     ec2 = session.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
     zones = [f"{REGION}a", f"{REGION}b"]
@@ -31,11 +36,13 @@ def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
     for subnet in subnets:
         ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
     if endpoint:
+        tags = [{"Key": "dormouse:instance", "Value": owner}] if owner else []
         ec2.create_vpc_endpoint(
             VpcId=vpc,
             ServiceName=f"com.amazonaws.{REGION}.s3",
             VpcEndpointType="Gateway",
             RouteTableIds=[table],
+            TagSpecifications=[{"ResourceType": "vpc-endpoint", "Tags": tags}],
         )
     return {
         "vpc_id": vpc, "subnet_ids": subnets, "availability_zones": zones, "route_table_ids": [table, table],
@@ -87,3 +94,73 @@ def test_an_endpoint_in_other_route_tables_does_not_count(session: Any, s3_endpo
     check = list(dict(account(session, network=network)._looks())["vpc"]())[-1]
     assert (check.name, check.result) == ("s3 endpoint", "ok" if s3_endpoint == "create" else "wrong")
     assert (other in check.found) == (s3_endpoint == "existing")
+
+
+@pytest.mark.parametrize(
+    ("owner", "s3_endpoint", "result", "found"),
+    [
+        ("dev", "create", "ok", "is the instance's own"),
+        ("prod", "create", "wrong", "has an S3 gateway endpoint already"),
+        ("prod", "existing", "ok", "vpce-"),
+        ("dev", "existing", "wrong", "has no S3 gateway endpoint but the instance's own"),
+    ],
+)
+def test_an_endpoint_that_the_instance_created_is_not_a_foreign_one(
+    session: Any, owner: str, s3_endpoint: str, result: str, found: str
+) -> None:
+    """A deploy keeps its own endpoint with `create`, and deletes it with `existing`."""
+    network = {**existing(session, endpoint=True, owner=owner), "s3_endpoint": s3_endpoint}
+    check = list(dict(account(session, network=network)._looks())["vpc"]())[-1]
+    assert (check.name, check.result) == ("s3 endpoint", result)
+    assert found in check.found
+
+
+@pytest.mark.parametrize(
+    ("free", "vcpu_max", "result", "found"),
+    [
+        (251, 1_880, "ok", "502 addresses needed, 502 free"),
+        (251, 1_884, "wrong", "503 addresses needed, 502 in the subnets"),
+        (250, 1_880, "warning", "502 addresses needed, 500 free"),
+    ],
+)
+def test_the_subnets_have_an_address_for_each_worker_of_emr_serverless(
+    session: Any, free: int, vcpu_max: int, result: str, found: str
+) -> None:
+    """As in the instance's own VPC, some addresses are left for lambdas and others."""
+    subject = account(
+        session, network=EXISTING_VPC, compaction={"engine": "emr-serverless", "vcpu_max": vcpu_max}
+    )
+    subnets = [{"CidrBlock": f"10.1.{n}.0/24", "AvailableIpAddressCount": free} for n in range(2)]
+    (check,) = Network(subject.settings, subject.aws)._addresses(subnets)
+    assert (check.name, check.result, check.found) == ("addresses", result, found)
+    assert ("compaction.vcpu_max" in check.mend) == (result != "ok")
+    assert list(Network(account(session, network=EXISTING_VPC).settings, subject.aws)._addresses([])) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "instances_max", "result", "found"),
+    [
+        (251, 250, "ok", "251 addresses needed, 251 free"),
+        (251, 251, "wrong", "252 addresses needed, 251 in the largest subnet"),
+        (240, 250, "warning", "251 addresses needed, 240 free"),
+    ],
+)
+def test_one_subnet_has_an_address_for_each_instance_of_a_cluster(
+    session: Any, free: int, instances_max: int, result: str, found: str
+) -> None:
+    """EMR creates all instances of a cluster in one of the subnets."""
+    given = {"engine": "emr-ec2-steps", "endpoints": "existing", "instances_max": instances_max}
+    subject = account(session, network=EXISTING_VPC, compaction=given)
+    subnets = [{"CidrBlock": f"10.1.{n}.0/24", "AvailableIpAddressCount": free - n} for n in range(2)]
+    (check,) = Network(subject.settings, subject.aws)._addresses(subnets)
+    assert (check.name, check.result, check.found) == ("addresses", result, found)
+    assert ("compaction.instances_max" in check.mend) == (result != "ok")
+
+
+def test_free_addresses_are_those_of_the_subnets_in_the_settings(session: Any) -> None:
+    network = existing(session, endpoint=False)
+    extra = session.client("ec2").create_subnet(VpcId=network["vpc_id"], CidrBlock="10.1.8.0/21")
+    assert extra["Subnet"]["AvailableIpAddressCount"] > 2_000
+    subject = account(session, network=network, compaction={"engine": "emr-serverless", "vcpu_max": 3_200})
+    (check,) = [one for one in dict(subject._looks())["vpc"]() if one.name == "addresses"]
+    assert (check.result, check.found) == ("wrong", "832 addresses needed, 502 in the subnets")
