@@ -15,11 +15,12 @@ from dormouse.aws.check import Check, Look
 from dormouse.aws.database import left_behind, snapshot, taken
 from dormouse.aws.drain import depth
 from dormouse.aws.instance import how_to_delete, left_stacks
+from dormouse.aws.linked_roles import check_roles
 from dormouse.aws.quotas import Quotas
 from dormouse.aws.switches import stack
 from dormouse.aws.vpc import Network
 from dormouse.errors import DormouseError
-from dormouse.settings.database import FixedDatabase
+from dormouse.settings.database import EMR_RELEASE, FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import (
     CommitResources,
@@ -105,8 +106,11 @@ class _Account:
         yield "engine version", self._engine
         yield from Quotas(settings, aws).looks()
         yield from Network(settings, aws).looks()
+        qualifier = settings.qualifier or QUALIFIER
+        yield "service-linked roles", partial(check_roles, settings, aws, qualifier)
         if settings.compaction:
             yield "bootstrap bucket", self._bucket
+            yield "EMR release", self._release
         if settings.backup:
             yield "backups", self._backups
         if settings.query:
@@ -274,6 +278,15 @@ class _Account:
         lacking = f"{name} is not offered with {database.engine_version} in {region}"
         offers, mend = found["OrderableDBInstanceOptions"], "name another class, version or region"
         yield Check.of("instance class", name, None if offers else lacking, mend)
+
+    def _release(self) -> Iterator[Check]:
+        """Checks EMR's list of releases, which is also the only one for EMR Serverless."""
+        filters = {"Prefix": EMR_RELEASE}
+        labels = self.aws.call("emr", "list_release_labels", Filters=filters)["ReleaseLabels"]
+        here = f"{EMR_RELEASE} in {self.aws.region}"
+        trouble = None if EMR_RELEASE in labels else f"EMR does not list {here}: runs of Spark may be refused"
+        mend = "choose another region, or leave out the table compaction"
+        yield Check.of("EMR release", f"EMR has {here}", trouble, mend, "warning")
 
     def _clients(self) -> Iterator[Check]:
         query = self.settings.query

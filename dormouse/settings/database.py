@@ -150,6 +150,9 @@ def _listed(sizes: tuple[float, ...]) -> str:
 
 # The settings of compaction, one model for each engine that Spark runs on.
 
+EMR_RELEASE = "emr-spark-8.0.0"
+"""The release of EMR for which the archive is built. It contains Spark 4.0.2 and Python 3.11."""
+
 INSTANCE_TYPES_MAX = 5
 """The largest number of instance types in a fleet of EMR."""
 

@@ -258,6 +258,14 @@ def test_a_bootstrap_bucket_with_a_key_of_a_customer_is_a_warning(
             "ec2:DescribeAvailabilityZones",
         ),
         ("s3", "get_bucket_encryption", "AccessDenied", "bootstrap bucket", "s3:GetEncryptionConfiguration"),
+        ("iam", "get_role", "AccessDenied", "service-linked roles", "iam:GetRole"),
+        (
+            "emr",
+            "list_release_labels",
+            "AccessDeniedException",
+            "EMR release",
+            "elasticmapreduce:ListReleaseLabels",
+        ),
     ],
 )
 def test_a_check_without_its_right_is_a_warning_that_names_the_right(
@@ -272,6 +280,22 @@ def test_a_check_without_its_right_is_a_warning_that_names_the_right(
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
     (check,) = [one for one in subject.checks() if one.name == name]
     assert (check.result, right in check.found) == ("warning", True)
+
+
+@pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-steps"])
+@pytest.mark.parametrize(("labels", "result"), [(["emr-spark-8.0.0"], "ok"), (["emr-7.13.0"], "warning")])
+def test_a_region_that_does_not_list_the_release_of_emr_is_a_warning(
+    session: Any, labels: list[str], result: str, engine: str
+) -> None:
+    """EMR Serverless has no list of its own, so EMR's list counts for it, too."""
+    subject = account(session, compaction={"engine": engine})
+    stubber = stubbed(subject, "emr", "list_release_labels")
+    wanted = {"Filters": {"Prefix": "emr-spark-8.0.0"}}
+    stubber.add_response("list_release_labels", {"ReleaseLabels": labels}, wanted)
+    (check,) = dict(subject._looks())["EMR release"]()
+    assert (check.name, check.result) == ("EMR release", result)
+    assert ("EMR does not list emr-spark-8.0.0 in eu-west-1" in check.found) == (result == "warning")
+    assert "EMR release" not in dict(account(session)._looks())
 
 
 def test_the_first_checks_name_a_missing_right_too(session: Any) -> None:
