@@ -111,9 +111,9 @@ class Quotas:
             allowed = "allowed by default"
         return int(found["Quota"]["Value"]), allowed
 
-    def _count(self, quota: Quota, needed: int, found: list[Any]) -> Iterator[Check]:
-        ours = sum(owns(self.settings.id, one) for one in found)
-        yield from self.check(quota, needed, len(found), ours)
+    def _count(self, quota: Quota, needed: int, there: list[Any]) -> Iterator[Check]:
+        ours = sum(owns(self.settings.id, one) for one in there)
+        yield from self.check(quota, needed, len(there), ours)
 
     def _clusters(self) -> Iterator[Check]:
         rows = self.settings.rows

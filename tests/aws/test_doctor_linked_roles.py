@@ -34,7 +34,7 @@ def bootstrap(session: Any, policy: str) -> None:
     session.client("iam").attach_role_policy(RoleName=EXECUTOR, PolicyArn=arn)
 
 
-def found(session: Any, **settings: Any) -> list[Check]:
+def looked(session: Any, **settings: Any) -> list[Check]:
     return list(dict(account(session, **settings)._looks())["service-linked roles"]())
 
 
@@ -67,7 +67,7 @@ def test_a_role_that_cloudformation_may_not_create_is_a_warning_with_the_command
     bootstrap(session, "ReadOnlyAccess")
     if settings:
         create_roles(session, "AWSServiceRoleForRDS")
-    checks = found(session, **settings)
+    checks = looked(session, **settings)
     assert [(check.found.split(" ")[0], check.result) for check in checks] == [
         (name, "warning") for name in lacking
     ]
@@ -75,7 +75,7 @@ def test_a_role_that_cloudformation_may_not_create_is_a_warning_with_the_command
         command(service) in check.mend for check, service in zip(checks, lacking.values(), strict=True)
     )
     create_roles(session, *lacking)
-    (check,) = found(session, **settings)
+    (check,) = looked(session, **settings)
     assert (check.name, check.result) == ("service-linked roles", "ok")
 
 
@@ -86,11 +86,11 @@ def test_aws_creates_roles_with_the_rights_that_the_bootstrap_gives_by_default(
     """ECS is the exception: its first cluster can fail before AWS has created the role."""
     if is_bootstrapped:
         bootstrap(session, "AdministratorAccess")
-    (check,) = found(session, **SERVERLESS)
+    (check,) = looked(session, **SERVERLESS)
     assert (check.result, check.found) == (
         "ok", "AWS creates AWSServiceRoleForRDS, AWSServiceRoleForAmazonEMRServerless at the first use"
     )  # fmt: skip
-    ecs, others = found(session, query={})
+    ecs, others = looked(session, query={})
     assert (ecs.result, others.result) == ("warning", "ok")
     assert ecs.found.startswith("AWSServiceRoleForECS does not exist: the first deploy can fail")
     assert ecs.mend == f"run {command('ecs')}"
@@ -101,8 +101,8 @@ def test_the_lambda_that_creates_clusters_may_create_their_role_unless_a_boundar
 ) -> None:
     bootstrap(session, "ReadOnlyAccess")
     create_roles(session, "AWSServiceRoleForRDS")
-    (check,) = found(session, **CLUSTERS)
+    (check,) = looked(session, **CLUSTERS)
     assert (check.result, check.found) == ("ok", "AWS creates AWSServiceRoleForEMRCleanup at the first use")
     boundary = {"permissions_boundary": "arn:aws:iam::123456789012:policy/bound"}
-    (check,) = found(session, **CLUSTERS, iam=boundary)
+    (check,) = looked(session, **CLUSTERS, iam=boundary)
     assert (check.result, command("elasticmapreduce") in check.mend) == ("warning", True)

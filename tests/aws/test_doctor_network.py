@@ -97,7 +97,7 @@ def test_an_endpoint_in_other_route_tables_does_not_count(session: Any, s3_endpo
 
 
 @pytest.mark.parametrize(
-    ("owner", "s3_endpoint", "result", "found"),
+    ("owner", "s3_endpoint", "result", "text"),
     [
         ("dev", "create", "ok", "is the instance's own"),
         ("prod", "create", "wrong", "has an S3 gateway endpoint already"),
@@ -106,17 +106,17 @@ def test_an_endpoint_in_other_route_tables_does_not_count(session: Any, s3_endpo
     ],
 )
 def test_an_endpoint_that_the_instance_created_is_not_a_foreign_one(
-    session: Any, owner: str, s3_endpoint: str, result: str, found: str
+    session: Any, owner: str, s3_endpoint: str, result: str, text: str
 ) -> None:
     """A deploy keeps its own endpoint with `create`, and deletes it with `existing`."""
     network = {**existing(session, endpoint=True, owner=owner), "s3_endpoint": s3_endpoint}
     check = list(dict(account(session, network=network)._looks())["vpc"]())[-1]
     assert (check.name, check.result) == ("s3 endpoint", result)
-    assert found in check.found
+    assert text in check.found
 
 
 @pytest.mark.parametrize(
-    ("free", "vcpu_max", "result", "found"),
+    ("free", "vcpu_max", "result", "text"),
     [
         (251, 1_880, "ok", "502 addresses needed, 502 free"),
         (251, 1_884, "wrong", "503 addresses needed, 502 in the subnets"),
@@ -124,21 +124,21 @@ def test_an_endpoint_that_the_instance_created_is_not_a_foreign_one(
     ],
 )
 def test_the_subnets_have_an_address_for_each_worker_of_emr_serverless(
-    session: Any, free: int, vcpu_max: int, result: str, found: str
+    session: Any, free: int, vcpu_max: int, result: str, text: str
 ) -> None:
-    """As in the instance's own VPC, some addresses are left for lambdas and others."""
+    """Some addresses are left for lambdas and others, as in the instance's own VPC."""
     subject = account(
         session, network=EXISTING_VPC, compaction={"engine": "emr-serverless", "vcpu_max": vcpu_max}
     )
     subnets = [{"CidrBlock": f"10.1.{n}.0/24", "AvailableIpAddressCount": free} for n in range(2)]
     (check,) = Network(subject.settings, subject.aws)._addresses(subnets)
-    assert (check.name, check.result, check.found) == ("addresses", result, found)
+    assert (check.name, check.result, check.found) == ("addresses", result, text)
     assert ("compaction.vcpu_max" in check.mend) == (result != "ok")
     assert list(Network(account(session, network=EXISTING_VPC).settings, subject.aws)._addresses([])) == []
 
 
 @pytest.mark.parametrize(
-    ("free", "instances_max", "result", "found"),
+    ("free", "instances_max", "result", "text"),
     [
         (251, 250, "ok", "251 addresses needed, 251 free"),
         (251, 251, "wrong", "252 addresses needed, 251 in the largest subnet"),
@@ -146,14 +146,14 @@ def test_the_subnets_have_an_address_for_each_worker_of_emr_serverless(
     ],
 )
 def test_one_subnet_has_an_address_for_each_instance_of_a_cluster(
-    session: Any, free: int, instances_max: int, result: str, found: str
+    session: Any, free: int, instances_max: int, result: str, text: str
 ) -> None:
     """EMR creates all instances of a cluster in one of the subnets."""
     given = {"engine": "emr-ec2-steps", "endpoints": "existing", "instances_max": instances_max}
     subject = account(session, network=EXISTING_VPC, compaction=given)
     subnets = [{"CidrBlock": f"10.1.{n}.0/24", "AvailableIpAddressCount": free - n} for n in range(2)]
     (check,) = Network(subject.settings, subject.aws)._addresses(subnets)
-    assert (check.name, check.result, check.found) == ("addresses", result, found)
+    assert (check.name, check.result, check.found) == ("addresses", result, text)
     assert ("compaction.instances_max" in check.mend) == (result != "ok")
 
 
