@@ -8,8 +8,8 @@ from typing import Any
 from dormouse.aws.aws import Aws
 from dormouse.aws.check import Check, Look
 from dormouse.aws.instance import owns
-from dormouse.settings.database import EmrServerlessCompaction
-from dormouse.settings.deployment import ADDRESSES_OF_OTHERS, DeploymentSettings, addresses_of
+from dormouse.settings.database import ADDRESSES_OF_OTHERS, EmrServerlessCompaction, addresses_of
+from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import INSTANCE_TAG
 
 POOR_ZONES = frozenset({"use1-az3"})

@@ -14,7 +14,6 @@ from typing import Literal
 from dormouse.settings.database import (
     CompactionSettings,
     DatabaseSettings,
-    EmrServerlessCompaction,
     QuerySettings,
     ServerlessDatabase,
 )
@@ -226,20 +225,12 @@ RECEIVES_LEAST = 50
 ZONES_MAX = 3
 """The largest number of zones of the instance's own VPC."""
 
-ADDRESSES_OF_OTHERS = 32
-"""The addresses that are left for lambdas, databases, tasks and endpoints."""
-
 SUBNETS_MAX = 16
 """The largest number of subnets of a lambda."""
 
 EMR_TAG_BYTES_MAX = 680
 """The largest size, in bytes, of the tags of clusters on EC2. The tags are in the environment of a lambda,
 which has 4 KB at most, and everything else takes up to 3.4 KB."""
-
-
-def addresses_of(prefix_bits: int) -> int:
-    """Returns the number of addresses of a subnet that instances can use: AWS keeps five."""
-    return int(2 ** (32 - prefix_bits)) - 5
 
 
 class NetworkSettings(Section):
@@ -515,26 +506,11 @@ class DeploymentSettings(Section):
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
         """Yields a problem if Spark needs more addresses than the own VPC has."""
-        compaction, network = self.compaction, self.network
-        if compaction is None or network.vpc_id is not None:
-            return
-        # each zone has a subnet with a quarter of the addresses
-        each = addresses_of(int(network.cidr.rpartition("/")[2]) + 2)
-        free = (len(network.availability_zones) or network.zones) * each - ADDRESSES_OF_OTHERS
-        if not isinstance(compaction, EmrServerlessCompaction):
-            if compaction.machines_max > each:
-                yield (
-                    "compaction.instances_max",
-                    f"a cluster is in one subnet, and those of {network.cidr} have {each:,} addresses each: "
-                    f"choose at most {each - 1:,}, or a larger network.cidr",
-                )
-        elif (workers := compaction.machines_max) > free:
-            most = free * compaction.worker_vcpu
-            yield (
-                "compaction.vcpu_max",
-                f"its {workers:,} workers need an address each, and {network.cidr} has {free:,} for them: "
-                f"choose at most {most:,}, a larger worker_vcpu, or a larger network.cidr",
-            )
+        network = self.network
+        if self.compaction and network.vpc_id is None:
+            zones = len(network.availability_zones) or network.zones
+            for key, why in self.compaction.address_problems(network.cidr, zones):
+                yield f"compaction.{key}", why
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if (self.account is None) != (self.region is None):
