@@ -35,6 +35,7 @@ _ACTIONS = {
     ("s3", "delete_objects"): "s3:DeleteObjectVersion",
     ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
     ("s3", "list_object_versions"): "s3:ListBucketVersions",
+    ("service-quotas", "get_aws_default_service_quota"): "servicequotas:GetAWSDefaultServiceQuota",
 }
 """The IAM actions of operations whose action has another name than the operation."""
 
@@ -75,6 +76,11 @@ class AwsRefused(InstanceError):
     def __init__(self, code: str, message: str) -> None:
         self.code = code
         super().__init__(message)
+
+    @property
+    def is_denied(self) -> bool:
+        """True if the credentials lack the right to the request."""
+        return self.code in _DENIED
 
     @property
     def is_missing(self) -> bool:

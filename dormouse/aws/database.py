@@ -11,10 +11,10 @@ from hashlib import sha256
 from typing import Any
 
 from dormouse.aws.aws import MISSING, Aws
-from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.instance import DeployedInstance, owns
 from dormouse.aws.steps import DATABASE_SECONDS_MAX, Left
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import INSTANCE_TAG, DatabaseResources
+from dormouse.settings.resources import DatabaseResources
 
 STOPPING = "stopping"
 ASLEEP = frozenset({"stopped", "inaccessible-encryption-credentials-recoverable"})
@@ -49,9 +49,8 @@ def describe(aws: Aws, cluster: str) -> Any:
 
 def clusters_of(aws: Aws, instance_id: str) -> list[Any]:
     """Returns RDS's descriptions of the clusters with the instance's tag."""
-    tag = {"Key": INSTANCE_TAG, "Value": instance_id}
     found = aws.all("rds", "describe_db_clusters", "DBClusters")
-    return [one for one in found if tag in one.get("TagList", ())]
+    return [one for one in found if owns(instance_id, one)]
 
 
 def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[str, ...]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dormouse.aws.aws import Aws, AwsRefused, open_session
+from dormouse.aws.check import Check, Look
 from dormouse.aws.database import left_behind, snapshot, taken
 from dormouse.aws.drain import depth
 from dormouse.aws.instance import how_to_delete, left_stacks
+from dormouse.aws.linked_roles import check_roles
+from dormouse.aws.quotas import Quotas
 from dormouse.aws.switches import stack
+from dormouse.aws.vpc import Network
 from dormouse.errors import DormouseError
-from dormouse.settings.database import EmrServerlessCompaction, FixedDatabase
+from dormouse.settings.database import EMR_RELEASE, FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import (
-    INSTANCE_TAG,
     CommitResources,
     DatabaseResources,
     resources_parameter,
@@ -33,7 +35,6 @@ NODE_LEAST = 20
 COMMAND_SECONDS_MAX = 60
 INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has it, on PATH"
 LAMBDAS = ("migrate", "commit", "garbage", "compaction", "runs", "maintenance", "pause")
-Result = Literal["ok", "warning", "wrong"]
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
@@ -43,38 +44,7 @@ BUCKET = "cdk-{qualifier}-assets-{account}-{region}"
 OWN_KEY = "alias/aws/s3"
 """The KMS key of S3 itself. AWS lets every reader of an object use it."""
 
-POOR_ZONES = frozenset({"use1-az3"})
-"""Ids of zones that lack services an instance needs. Names of zones differ between accounts."""
-
 BOOTSTRAP = "/cdk-bootstrap/{qualifier}/version"
-
-# service, code, description → quotas that a deploy may reach
-LAMBDA_CONCURRENCY = ("lambda", "L-B99A9384", "lambdas at once")
-VPCS = ("vpc", "L-F678F1CE", "VPCs")
-CLUSTERS = ("rds", "L-952B80B8", "database clusters")
-EMR_VCPU = ("emr-serverless", "L-D05C8A75", "vCPUs of EMR Serverless at once")
-FARGATE_VCPU = ("fargate", "L-3032A538", "vCPUs of Fargate at once")
-
-ENDPOINTS = {
-    "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
-    "access": frozenset({"ssm", "ssmmessages"}),
-    "compaction": frozenset({"emr-service-cell01"}),
-}
-"""The endpoints that tasks on Fargate, the agent of Session Manager and clusters of EMR on EC2 call."""
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    result: Result
-    found: str
-    mend: str = ""
-    """The remedy; empty if the check is fine."""
-
-    @classmethod
-    def of(cls, name: str, fine: str, trouble: str | None, mend: str, result: Result = "wrong") -> Check:
-        """Returns a check. Its text is `fine`, or `trouble` with `result` if there is trouble."""
-        return cls(name, result, trouble, mend) if trouble else cls(name, "ok", fine)
 
 
 def examine(
@@ -120,7 +90,7 @@ class _Account:
             except DormouseError as error:
                 yield Check(name, "wrong", str(error), "fix this, then run this command again")
 
-    def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
+    def _looks(self) -> Iterator[Look]:
         settings, aws = self.settings, self.aws
         yield "bootstrap", partial(self._bootstrap, aws)
         if settings.backup and (elsewhere := settings.backup.copy_region):
@@ -134,31 +104,17 @@ class _Account:
         yield "queues", self._queues
         yield "other stacks", self._other_stacks
         yield "engine version", self._engine
-        in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
-        rows = settings.rows
-        clusters = 1 + (rows.databases if rows is not None and rows.own_clusters else 0)
-        yield "quotas of the database", lambda: self._quota(CLUSTERS, clusters, len(in_use()))
-        if settings.network.vpc_id is None:
-            vpcs = partial(aws.all, "ec2", "describe_vpcs", "Vpcs")
-            yield "quotas of the network", lambda: self._quota(VPCS, 1, len(vpcs()))
-            yield "zones", self._zones
-        else:
-            yield "vpc", self._vpc
-        if commit := settings.commit:
-            yield (
-                "quota of lambdas",
-                partial(self._quota, LAMBDA_CONCURRENCY, commit.queues * commit.concurrency),
-            )
-        if compaction := settings.compaction:
+        yield from Quotas(settings, aws).looks()
+        yield from Network(settings, aws).looks()
+        qualifier = settings.qualifier or QUALIFIER
+        yield "service-linked roles", partial(check_roles, settings, aws, qualifier)
+        if settings.compaction:
             yield "bootstrap bucket", self._bucket
-        if isinstance(compaction, EmrServerlessCompaction):
-            yield "quota of EMR Serverless", partial(self._quota, EMR_VCPU, compaction.vcpu_max)
+            yield "EMR release", self._release
         if settings.backup:
             yield "backups", self._backups
-        if query := settings.query:
+        if settings.query:
             yield "clients", self._clients
-            vcpus = -(-query.tasks_max * query.cpu // 1_024)
-            yield "quota of Fargate", partial(self._quota, FARGATE_VCPU, vcpus)
         if settings.monitoring:
             yield "alarms", self._alarms
 
@@ -307,55 +263,6 @@ class _Account:
         mend = "wait until they are applied; for dead letters, see dormouse dead-letters"
         yield Check.of("queues", "no removed queue has messages", trouble, mend)
 
-    def _zones(self) -> Iterator[Check]:
-        """Checks the zones of the instance's own VPC.
-
-        They are those in the settings, else CloudFormation's choice. That choice, `Fn::GetAZs`, changes with
-        the account's default subnets and the region's zones. CloudFormation refuses to replace a subnet by
-        one in another zone with the same address range.
-        """
-        network = self.settings.network
-        ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]
-        zones = self.aws.call("ec2", "describe_availability_zones", Filters=ordinary)["AvailabilityZones"]
-        ids = {one["ZoneName"]: one["ZoneId"] for one in zones}
-        names = list(network.availability_zones)
-        if not names:
-            default = [{"Name": "default-for-az", "Values": ["true"]}]
-            subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
-            names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
-            if len(names) < network.zones:  # Fn::Select would fail
-                here = f"this account has only {len(names)} in {self.aws.region}"
-                what = f"network.zones = {network.zones}, but {here}"
-                mend = "lower network.zones, or list the available zones in network.availability_zones"
-                yield Check("zones", "wrong", what, mend)
-        there = self._deployed_zones()
-        if names[: len(there)] != there[: len(names)]:
-            what = f"{self.settings.id} is in {', '.join(there)}; a deploy would now take {', '.join(names)}"
-            listed = ", ".join(f'"{name}"' for name in there)
-            yield Check("zones", "wrong", what, f"set network.availability_zones = [{listed}]")
-        for name in names:
-            if (zone := ids.get(name)) is None:
-                what = f"{name} is not a zone of {self.aws.region} in this account"
-                yield Check("zone", "wrong", what, "correct network.availability_zones")
-            else:
-                lacks = f"{name} is {zone} in this account, which lacks services that are needed"
-                trouble, mend = (
-                    lacks if zone in POOR_ZONES else None,
-                    "name others in network.availability_zones",
-                )
-                yield Check.of("zone", f"{name}, {zone}", trouble, mend, "warning")
-
-    def _deployed_zones(self) -> list[str]:
-        """Returns the zones of the instance's subnets, in the order of their names; empty before a deploy."""
-        ours = [{"Name": f"tag:{INSTANCE_TAG}", "Values": [self.settings.id]}]
-        found = {
-            tag["Value"]: subnet["AvailabilityZone"]
-            for subnet in self.aws.all("ec2", "describe_subnets", "Subnets", Filters=ours)
-            for tag in subnet.get("Tags", ())
-            if tag["Key"] == "Name"
-        }
-        return [found[name] for name in sorted(found)]
-
     def _engine(self) -> Iterator[Check]:
         database, region = self.settings.database, self.aws.region
         wanted = {"Engine": "aurora-postgresql", "EngineVersion": database.engine_version}
@@ -372,65 +279,14 @@ class _Account:
         offers, mend = found["OrderableDBInstanceOptions"], "name another class, version or region"
         yield Check.of("instance class", name, None if offers else lacking, mend)
 
-    def _vpc(self) -> Iterator[Check]:
-        network = self.settings.network
-        vpcs = self._in_vpc("describe_vpcs", "Vpcs")
-        if not vpcs:
-            yield Check("vpc", "wrong", f"there is no VPC {network.vpc_id} here", "correct network.vpc_id")
-            return
-        subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets")}
-        yield from self._subnets(subnets)
-        tables = self._tables()
-        yield from self._routes(tables)
-        endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
-        yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")], tables)
-        for name in ENDPOINTS:
-            part = getattr(self.settings, name)
-            if part is not None and not isinstance(part, EmrServerlessCompaction):
-                yield self._ways(name, part.endpoints == "create", endpoints)
-
-    def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:
-        network = self.settings.network
-        for subnet, zone in zip(network.subnet_ids, network.availability_zones, strict=True):
-            if (found := subnets.get(subnet)) is None:
-                what = f"{subnet} is not a subnet of {network.vpc_id}"
-                yield Check("subnet", "wrong", what, "correct network.subnet_ids")
-            else:
-                real, mend = found["AvailabilityZone"], "correct network.availability_zones"
-                trouble = f"{subnet} is in {real}, not {zone}" if real != zone else None
-                yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
-
-    def _tables(self) -> dict[str, str]:
-        """Returns the route table of each subnet.
-
-        A subnet without one of its own has the main table of the VPC.
-        """
-        tables = self._in_vpc("describe_route_tables", "RouteTables")
-        links = [(table["RouteTableId"], link) for table in tables for link in table.get("Associations", ())]
-        used = {link["SubnetId"]: table for table, link in links if "SubnetId" in link}
-        main = next((table for table, link in links if link.get("Main")), "none")
-        return {subnet: used.get(subnet, main) for subnet in self.settings.network.subnet_ids}
-
-    def _routes(self, tables: dict[str, str]) -> Iterator[Check]:
-        network = self.settings.network
-        for subnet, table in zip(network.subnet_ids, network.route_table_ids, strict=False):
-            real = tables[subnet]
-            other = f"{subnet} has the route table {real}, not {table}" if real != table else None
-            yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
-
-    def _endpoint(self, endpoints: list[Any], tables: dict[str, str]) -> Check:
-        """Checks the gateway endpoint to S3, of which a route table can have only one."""
-        gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
-        ways = {table: one["VpcEndpointId"] for one in gateways for table in one.get("RouteTableIds", ())}
-        has = {table: ways[table] for table in tables.values() if table in ways}
-        if self.settings.network.s3_endpoint == "create":
-            trouble = f"{', '.join(has)} has an S3 gateway endpoint already" if has else None
-            mend = 'set network.s3_endpoint = "existing"'
-            return Check.of("s3 endpoint", "it will be made", trouble, mend)
-        lacking = sorted({*tables.values()} - has.keys())
-        trouble = f"{', '.join(lacking)} has no S3 gateway endpoint" if lacking else None
-        mend = 'make one, or add it to one, or set network.s3_endpoint = "create" with route_table_ids'
-        return Check.of("s3 endpoint", ", ".join({*has.values()}), trouble, mend)
+    def _release(self) -> Iterator[Check]:
+        """Checks EMR's list of releases, which is also the only one for EMR Serverless."""
+        filters = {"Prefix": EMR_RELEASE}
+        labels = self.aws.call("emr", "list_release_labels", Filters=filters)["ReleaseLabels"]
+        here = f"{EMR_RELEASE} in {self.aws.region}"
+        trouble = None if EMR_RELEASE in labels else f"EMR does not list {here}: runs of Spark may be refused"
+        mend = "choose another region, or leave out the table compaction"
+        yield Check.of("EMR release", f"EMR has {here}", trouble, mend, "warning")
 
     def _clients(self) -> Iterator[Check]:
         query = self.settings.query
@@ -445,46 +301,6 @@ class _Account:
         ):
             mend = "name a receiver, as in monitoring.email or topic_arn, or subscribe to the topic later"
             yield Check("alarms", "warning", "no person receives alarms", mend)
-
-    def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
-        """Checks that the interface endpoints of the part `query` or `access` exist, or can be created.
-
-        `is_made` is True if the deploy creates them.
-        """
-        name, needed, found = f"{part} endpoints", ENDPOINTS[part], set()
-        for one in endpoints:
-            is_ours = {"Key": INSTANCE_TAG, "Value": self.settings.id} in one.get("Tags", ())
-            service = one["ServiceName"].split(".", 3)[-1]
-            if service in needed and one.get("PrivateDnsEnabled") and not is_ours:
-                found.add(service)
-        named = ", ".join(sorted(found))
-        if is_made:
-            if found:
-                mend = f'set {part}.endpoints = "existing", and make those that are missing'
-                return Check(name, "wrong", f"the VPC has some already: {named}", mend)
-            return Check(name, "ok", "they will be made")
-        if missing := sorted(needed - found):
-            mend = f'let the subnets have a NAT gateway, make them, or set {part}.endpoints = "create"'
-            return Check(name, "warning", f"the VPC has none for {', '.join(missing)}", mend)
-        return Check(name, "ok", named)
-
-    def _in_vpc(self, operation: str, key: str) -> list[Any]:
-        filters = [{"Name": "vpc-id", "Values": [self.settings.network.vpc_id]}]
-        return self.aws.all("ec2", operation, key, Filters=filters)
-
-    def _quota(self, quota: tuple[str, str, str], needed: int, used: int = 0) -> Iterator[Check]:
-        service, code, what = quota
-        try:
-            found = self.aws.call("service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code)
-        except AwsRefused as refused:
-            if refused.code != "NoSuchResourceException":
-                raise
-            yield Check("quota", "warning", f"{what}: not known", f"look it up in Service Quotas ({code})")
-            return
-        limit = int(found["Quota"]["Value"])
-        counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
-        mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
-        yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)
 
 
 def _numbers(version: str) -> list[int]:

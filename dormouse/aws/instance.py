@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -59,6 +59,12 @@ class DeployedInstance:
         if self.resources.database is None:
             raise InstanceError(f"{self.id} has no database stack: deploy it")
         return self.resources.database.cluster
+
+
+def owns(instance_id: str, described: Mapping[str, Any]) -> bool:
+    """Returns whether a resource, as AWS describes it, has the tag of the instance."""
+    tags = described.get("Tags") or described.get("TagList") or ()
+    return {"Key": resources.INSTANCE_TAG, "Value": instance_id} in tags
 
 
 def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:

@@ -17,8 +17,8 @@ from dormouse.cli.system import step_line, step_printers
 from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
+    from dormouse.aws.check import Check
     from dormouse.aws.destroy import Doomed
-    from dormouse.aws.doctor import Check
     from dormouse.settings.deployment import DeploymentSettings
 
 app = group()

@@ -150,8 +150,25 @@ def _listed(sizes: tuple[float, ...]) -> str:
 
 # The settings of compaction, one model for each engine that Spark runs on.
 
+EMR_RELEASE = "emr-spark-8.0.0"
+"""The release of EMR for which the archive is built. It contains Spark 4.0.2 and Python 3.11."""
+
 INSTANCE_TYPES_MAX = 5
 """The largest number of instance types in a fleet of EMR."""
+
+
+ADDRESSES_OF_OTHERS = 32
+"""The addresses that are left for lambdas, databases, tasks and endpoints."""
+
+
+def addresses_of(prefix_bits: int) -> int:
+    """Returns the number of addresses of a subnet that instances can use: AWS keeps five."""
+    return int(2 ** (32 - prefix_bits)) - 5
+
+
+def addresses_of_zone(cidr: str) -> int:
+    """Returns that number for the subnet of a zone in the own VPC, a quarter of the VPC's network."""
+    return addresses_of(int(cidr.rpartition("/")[2]) + 2)
 
 
 class _Compaction(Section):
@@ -190,6 +207,20 @@ class EmrServerlessCompaction(_Compaction):
     worker_vcpu: Literal[1, 2, 4, 8, 16] = setting(4)
     """The number of virtual CPUs of each executor. An executor has 4 GB of memory for each CPU."""
 
+    @property
+    def machines_max(self) -> int:
+        """The largest number of workers at once. Each has an address in one of the subnets."""
+        return self.vcpu_max // self.worker_vcpu
+
+    def address_problems(self, cidr: str, zones: int) -> Iterator[tuple[str, str]]:
+        free = zones * addresses_of_zone(cidr) - ADDRESSES_OF_OTHERS
+        if self.machines_max > free:
+            yield (
+                "vcpu_max",
+                f"its {self.machines_max:,} workers need an address each, and {cidr} has {free:,} for them: "
+                f"choose at most {free * self.worker_vcpu:,}, a larger worker_vcpu, or a larger network.cidr",
+            )
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.vcpu_max < 2 * self.worker_vcpu:
             yield "vcpu_max", f"it must be at least twice worker_vcpu, which is {self.worker_vcpu}"
@@ -209,6 +240,19 @@ class _Ec2Compaction(_Compaction):
     """The interface endpoint by which EMR controls clusters, `emr-service-cell01`: `create` it, or use an
     `existing` one. `create` is the default in the instance's own VPC. In an existing VPC, which all its
     machines share, the choice is required."""
+
+    @property
+    def machines_max(self) -> int:
+        """The largest number of instances of a cluster, with its primary one. All are in one subnet."""
+        return self.instances_max + 1
+
+    def address_problems(self, cidr: str, zones: int) -> Iterator[tuple[str, str]]:
+        if self.machines_max > (each := addresses_of_zone(cidr)):
+            yield (
+                "instances_max",
+                f"a cluster is in one subnet, and those of {cidr} have {each:,} addresses each: "
+                f"choose at most {each - 1:,}, or a larger network.cidr",
+            )
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if len(set(self.instance_types)) < len(self.instance_types):

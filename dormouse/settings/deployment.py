@@ -14,7 +14,6 @@ from typing import Literal
 from dormouse.settings.database import (
     CompactionSettings,
     DatabaseSettings,
-    EmrServerlessCompaction,
     QuerySettings,
     ServerlessDatabase,
 )
@@ -225,9 +224,6 @@ class IamSettings(Section):
 RECEIVES_LEAST = 50
 ZONES_MAX = 3
 """The largest number of zones of the instance's own VPC."""
-
-ADDRESSES_OF_OTHERS = 32
-"""The addresses that are left for lambdas, databases, tasks and endpoints."""
 
 SUBNETS_MAX = 16
 """The largest number of subnets of a lambda."""
@@ -495,19 +491,12 @@ class DeploymentSettings(Section):
         return max((one.timeout_seconds for one in (self.garbage, self.maintenance) if one), default=0)
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
-        """Yields a problem if the workers of EMR Serverless need more addresses than the own VPC has."""
-        compaction, network = self.compaction, self.network
-        if not isinstance(compaction, EmrServerlessCompaction) or network.vpc_id is not None:
-            return
-        # each zone has a subnet with a quarter of the addresses, of which AWS keeps five
-        free = network.zones * (2 ** (30 - int(network.cidr.rpartition("/")[2])) - 5) - ADDRESSES_OF_OTHERS
-        if (workers := compaction.vcpu_max // compaction.worker_vcpu) > free:
-            most = free * compaction.worker_vcpu
-            yield (
-                "compaction.vcpu_max",
-                f"its {workers:,} workers need an address each, and {network.cidr} has {free:,} for them: "
-                f"choose at most {most:,}, a larger worker_vcpu, or a larger network.cidr",
-            )
+        """Yields a problem if Spark needs more addresses than the own VPC has."""
+        network = self.network
+        if self.compaction and network.vpc_id is None:
+            zones = len(network.availability_zones) or network.zones
+            for key, why in self.compaction.address_problems(network.cidr, zones):
+                yield f"compaction.{key}", why
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if (self.account is None) != (self.region is None):

@@ -8,11 +8,10 @@ from aws_cdk import aws_emrserverless as emrserverless
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.database import EmrServerlessCompaction
+from dormouse.settings.database import EMR_RELEASE, EmrServerlessCompaction
 from stacks.assets import Architecture
 from stacks.constructs.allow import allow
 from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.function import Function, Placement
 from stacks.constructs.service_role import service_role
 from stacks.instance_stack import title
@@ -97,7 +96,7 @@ class EmrServerless(Construct):
         return made(
             self,
             "Application",
-            release_label=RELEASE,
+            release_label=EMR_RELEASE,
             type="SPARK",
             architecture=architecture.upper(),
             auto_start_configuration=made.AutoStartConfigurationProperty(enabled=True),

@@ -14,7 +14,10 @@ import pytest
 from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
-from dormouse.aws.doctor import BOOTSTRAP, Check, _Account, examine, machine
+from dormouse.aws.check import Check
+from dormouse.aws.doctor import BOOTSTRAP, _Account, examine, machine
+from dormouse.aws.quotas import Quota, Quotas
+from dormouse.aws.vpc import Network
 from dormouse.settings.resources import INSTANCE_TAG, state_parameter
 from tests.assembly import EXISTING_VPC
 from tests.support.aws import Aws
@@ -109,11 +112,10 @@ def test_an_engine_version_or_class_that_the_region_lacks_is_wrong(session: Any)
 
 def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
     subject = account(session)
-    answers = ({"Quota": {"Value": 10.0}}, {"Quota": {"Value": 10.0}}, "NoSuchResourceException")
-    stubbed(subject, "service-quotas", "get_service_quota", *answers)
-    quota = ("lambda", "L-B99A9384", "lambdas at once")
-    (enough,), (small,), (unknown,) = (subject._quota(quota, needed, 4) for needed in (6, 7, 1))
-    assert (enough.result, small.result, unknown.result) == ("ok", "wrong", "warning")
+    stubbed(subject, "service-quotas", "get_service_quota", *[{"Quota": {"Value": 10.0}}] * 2)
+    quota, quotas = Quota("lambda", "L-B99A9384", "lambdas at once"), Quotas(subject.settings, subject.aws)
+    (enough,), (small,) = (quotas.check(quota, needed, 4) for needed in (6, 7))
+    assert (enough.result, small.result) == ("ok", "wrong")
     assert small.found == "lambdas at once: 7 needed, 4 in use, 10 allowed"
     assert "Service Quotas (lambda, L-B99A9384)" in small.mend
     subject = account(session, rows={"databases": 4, "own_clusters": True})
@@ -146,7 +148,9 @@ def zones(
     ]
     mine = [{"Name": "tag:dormouse:instance", "Values": ["dev"]}]
     stubber.add_response("describe_subnets", {"Subnets": ours[::-1]}, {"Filters": mine})
-    return [(check.found.split(" ")[0].rstrip(","), check.result) for check in subject._zones()]
+    return [
+        (check.found.split(" ")[0].rstrip(","), check.result) for check in dict(subject._looks())["zones"]()
+    ]
 
 
 def test_a_zone_that_lacks_services_is_a_warning_and_other_zones_may_be_named(session: Any) -> None:
@@ -185,7 +189,7 @@ def test_a_region_with_too_few_zones_is_wrong(session: Any) -> None:
     stubber = stubbed(subject, "ec2", "describe_availability_zones", {"AvailabilityZones": zones})
     for _ in range(2):
         stubber.add_response("describe_subnets", {"Subnets": []})
-    few, *others = subject._zones()
+    few, *others = dict(subject._looks())["zones"]()
     assert (few.result, few.found) == ("wrong", f"network.zones = 3, but this account has only 2 in {REGION}")
     assert results(others) == [("zone", "ok")] * 2
 
@@ -254,6 +258,14 @@ def test_a_bootstrap_bucket_with_a_key_of_a_customer_is_a_warning(
             "ec2:DescribeAvailabilityZones",
         ),
         ("s3", "get_bucket_encryption", "AccessDenied", "bootstrap bucket", "s3:GetEncryptionConfiguration"),
+        ("iam", "get_role", "AccessDenied", "service-linked roles", "iam:GetRole"),
+        (
+            "emr",
+            "list_release_labels",
+            "AccessDeniedException",
+            "EMR release",
+            "elasticmapreduce:ListReleaseLabels",
+        ),
     ],
 )
 def test_a_check_without_its_right_is_a_warning_that_names_the_right(
@@ -264,10 +276,26 @@ def test_a_check_without_its_right_is_a_warning_that_names_the_right(
     if service == "ec2":
         stubber.add_response("describe_vpcs", {"Vpcs": []})
     stubber.add_client_error(operation, code, "AWS refused")
-    stubbed(subject, "service-quotas", "get_service_quota", *["NoSuchResourceException"] * 9)
+    stubbed(subject, "service-quotas", "get_service_quota", *["ServiceException"] * 9)
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")
     (check,) = [one for one in subject.checks() if one.name == name]
     assert (check.result, right in check.found) == ("warning", True)
+
+
+@pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-steps"])
+@pytest.mark.parametrize(("labels", "result"), [(["emr-spark-8.0.0"], "ok"), (["emr-7.13.0"], "warning")])
+def test_a_region_that_does_not_list_the_release_of_emr_is_a_warning(
+    session: Any, labels: list[str], result: str, engine: str
+) -> None:
+    """EMR Serverless has no list of its own, so EMR's list counts for it, too."""
+    subject = account(session, compaction={"engine": engine})
+    stubber = stubbed(subject, "emr", "list_release_labels")
+    wanted = {"Filters": {"Prefix": "emr-spark-8.0.0"}}
+    stubber.add_response("list_release_labels", {"ReleaseLabels": labels}, wanted)
+    (check,) = dict(subject._looks())["EMR release"]()
+    assert (check.name, check.result) == ("EMR release", result)
+    assert ("EMR does not list emr-spark-8.0.0 in eu-west-1" in check.found) == (result == "warning")
+    assert "EMR release" not in dict(account(session)._looks())
 
 
 def test_the_first_checks_name_a_missing_right_too(session: Any) -> None:
@@ -349,7 +377,7 @@ def test_parts_that_call_aws_need_endpoints_in_an_existing_vpc(
         "ServiceName": f"com.amazonaws.{REGION}.ecr.api", "PrivateDnsEnabled": True,
         "Tags": [{"Key": "dormouse:instance", "Value": "dev"}],
     }  # fmt: skip
-    check = subject._ways(part, wanted == "create", [*endpoints, ours])
+    check = Network(subject.settings, subject.aws)._ways(part, wanted == "create", [*endpoints, ours])
     assert (check.name, check.result) == (f"{part} endpoints", result)
 
 

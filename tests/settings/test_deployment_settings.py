@@ -186,6 +186,11 @@ def test_an_unknown_key_is_reported_with_its_place_or_the_nearest_name(text: str
             "them: choose at most 1,880,",
         ),
         (
+            '[network]\ncidr = "10.0.0.0/22"\n[compaction]\nengine = "emr-ec2-steps"\ninstances_max = 251',
+            "compaction.instances_max = 251: a cluster is in one subnet, and those of 10.0.0.0/22 have 251 "
+            "addresses each: choose at most 250, or a larger network.cidr",
+        ),
+        (
             'architecture = "x86_64"\n[compaction]\nengine = "emr-ec2-steps"',
             "compaction.instance_types: m7g.xlarge, m6g.xlarge: other processors",
         ),
@@ -261,6 +266,20 @@ WITH_DISKS = [
     "m7gd", "r6id", "i4i", "i3en", "i8g", "i7ie", "im4gn", "is4gen", "d2", "d3en", "x2idn", "x2iedn", "x2gd",
     "c5ad", "m5dn", "r5dn", "z1d", "g4dn", "p4d", "p4de", "hpc6id", "h1", "f2", "x1", "x1e", "g5", "trn1n",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "network", ["zones = 3", 'availability_zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]']
+)
+def test_every_zone_of_the_own_vpc_has_addresses_for_workers(network: str) -> None:
+    for vcpu_max in (2_884, 2_888):
+        compaction = f'[compaction]\nengine = "emr-serverless"\nvcpu_max = {vcpu_max}'
+        text = f'id = "dev"\n[network]\ncidr = "10.0.0.0/22"\n{network}\n{compaction}'
+        if vcpu_max == 2_884:
+            parse(tomllib.loads(text))
+        else:
+            with pytest.raises(InvalidInput, match="choose at most 2,884,"):
+                parse(tomllib.loads(text))
 
 
 def test_instance_types_with_local_disks_are_recognised() -> None:
