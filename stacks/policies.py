@@ -131,6 +131,18 @@ class PoliciesStack(InstanceStack):
         ]
         if rules:
             _allow(policy, ["events:DisableRule", "events:EnableRule"], rules)
+        woken = [
+            self.format_arn(
+                service="lambda",
+                resource="function",
+                resource_name=fact(owner, self, "function", owner.function.function_name),
+                arn_format=COLON,
+            )
+            for owner in (watched.commit, watched.garbage, watched.compaction, watched.maintenance)
+            if owner is not None
+        ]
+        if woken:  # a resume makes them active by a call that they ignore
+            _allow(policy, ["lambda:InvokeFunction"], woken)
         if (commit := watched.commit) is not None:
             mappings = [
                 self.format_arn(

@@ -8,6 +8,7 @@ import json
 import zipfile
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from operator import itemgetter
 from typing import Any, Literal
 
 import boto3
@@ -39,13 +40,16 @@ class FakeClock:
     at: list[tuple[float, Any]] = field(default_factory=list)
 
     def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-        due, self.at = (
-            [one for one in self.at if one[0] <= self.seconds],
-            [one for one in self.at if one[0] > self.seconds],
-        )
-        for _, act in due:
-            act()
+        until = self.seconds + seconds
+        while due := [one for one in self.at if one[0] <= until]:
+            first = min(due, key=itemgetter(0))
+            self.at.remove(first)
+            self.seconds = max(self.seconds, first[0])
+            first[1]()
+        self.seconds = until
+
+    def monotonic(self) -> float:
+        return self.seconds
 
     @property
     def clock(self) -> Clock:

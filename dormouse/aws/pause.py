@@ -20,6 +20,7 @@ from dormouse.aws.switches import (
     SwitchMappings,
     SwitchRules,
     SwitchStack,
+    WakeLambdas,
     WriteDesiredState,
     rule_name,
     rule_state,
@@ -158,6 +159,7 @@ def resume(
     steps: list[Step] = [
         WriteDesiredState(instance, "running"),
         StartDatabase(instance),
+        WakeLambdas(instance),
         SwitchMappings(instance, True),
         *emr_endpoint,  # a schedule may start a cluster at once
         SwitchRules(instance, schedules(instance), True, "the schedules"),

@@ -143,6 +143,27 @@ class SwitchMappings:
                 yield Left(f"mapping {uuid} is {str(state).lower()}", ask)
 
 
+@dataclass(frozen=True)
+class WakeLambdas:
+    """The step that makes the lambdas active which AWS made inactive, as during a pause of 14 days.
+
+    An inactive lambda would miss its first scheduled call.
+    """
+
+    instance: DeployedInstance
+    seconds_max = STEP_SECONDS_MAX
+    name = "wake the lambdas"
+
+    def left(self, waited: float) -> Iterator[Left]:
+        resources = self.instance.resources
+        found = (resources.commit, resources.garbage, resources.compaction, resources.maintenance)
+        for function in (one.function for one in found if one is not None):
+            state = self.instance.aws.lambda_state(function)
+            if state is not None and not state.is_active:
+                wake = partial(self.instance.aws.wake, function) if state.is_idle else None
+                yield Left(f"{function} is {state}", wake)
+
+
 # Stacks that sleep by a parameter.
 
 
