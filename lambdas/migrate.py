@@ -181,9 +181,7 @@ def _hand_over(
     login = json.loads(aws.call("secretsmanager", "get_secret_value", SecretId=secret)["SecretString"])
     user, password = (field(login, name, str, "the secret") for name in ("username", "password"))
     whole = {**event["ResourceProperties"], "User": user, "Password": password}
-    aws.queue(
-        environment.migrate_function, {**event, "ResourceProperties": whole, ROLLS_BACK: rolls_back}
-    )
+    aws.queue(environment.migrate_function, {**event, "ResourceProperties": whole, ROLLS_BACK: rolls_back})
 
 
 def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:

@@ -6,9 +6,8 @@ import io
 import itertools
 import json
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
-from operator import itemgetter
 from typing import Any, Literal
 
 import boto3
@@ -16,7 +15,6 @@ from botocore.stub import Stubber
 from moto.emrserverless.models import emrserverless_backends
 
 from dormouse.aws.instance import DeployedInstance, find
-from dormouse.aws.steps import Clock
 from dormouse.settings import resources
 from dormouse.settings.resources import (
     CommitResources,
@@ -30,30 +28,6 @@ from dormouse.settings.resources import (
 
 REGION = "eu-west-1"
 Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
-
-
-@dataclass
-class FakeClock:
-    """A clock that only `sleep` advances. `at` lists (second, action); each action runs at its second."""
-
-    seconds: float = 0.0
-    at: list[tuple[float, Any]] = field(default_factory=list)
-
-    def sleep(self, seconds: float) -> None:
-        until = self.seconds + seconds
-        while due := [one for one in self.at if one[0] <= until]:
-            first = min(due, key=itemgetter(0))
-            self.at.remove(first)
-            self.seconds = max(self.seconds, first[0])
-            first[1]()
-        self.seconds = until
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.seconds, self.sleep)
 
 
 class Session(boto3.session.Session):

@@ -1,7 +1,7 @@
 """A lambda of AWS in a VPC, with its states: Active, Inactive, Pending and Failed.
 
-AWS's documentation describes them: "Lambda function states", "Giving Lambda functions access to resources in an
-Amazon VPC", and "How Lambda handles errors and retries with asynchronous invocation".
+AWS's documentation describes them in "Lambda function states" and "How Lambda handles errors and retries with
+asynchronous invocation".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from tests.deployed import FakeClock
+from tests.fake_clock import FakeClock
 
 IDLE = "The function is idle."
 PENDING_CODES = ("ResourceNotReadyException", "ResourceConflictException", "CodeArtifactUserPendingException")
@@ -22,8 +22,8 @@ PENDING_CODES = ("ResourceNotReadyException", "ResourceConflictException", "Code
 class StatefulLambda:
     """A substitute for a boto3 session and its client of Lambda, with one lambda.
 
-    A call of the inactive lambda fails and makes it pending. After `pending_seconds` it is in the state `then`. A
-    call of the pending lambda fails, too. An event of an asynchronous call waits in a queue: AWS tries it
+    A call of the inactive lambda fails and makes it pending. After `pending_seconds` it has the state `then`.
+    A call of the pending lambda fails, too. An event of an asynchronous call waits in a queue: AWS tries it
     again after 1, 2, 4 seconds and so on, and drops it after `age_seconds_max`.
     """
 
@@ -38,10 +38,12 @@ class StatefulLambda:
         age_seconds_max: float = 60,
     ) -> None:
         self._run, self._clock = run, clock
-        self.state, self.pending_seconds, self._then = state, pending_seconds, then
+        self.state, self.pending_seconds, self.then = state, pending_seconds, then
         self.age_seconds_max = age_seconds_max
         self.calls: list[str] = []
         """The states in which the lambda was called."""
+        self.refused: list[Any] = []
+        """The events of the calls that AWS refused."""
         self.dropped = 0
 
     def client(self, *_: object, **__: object) -> StatefulLambda:
@@ -64,6 +66,7 @@ class StatefulLambda:
         self.calls.append(self.state)
         if self.state == "Active":
             return self._run(event)
+        self.refused.append(event)
         code = PENDING_CODES[len(self.calls) % 3] if self.state == "Pending" else PENDING_CODES[0]
         code = "ResourceConflictException" if self.state == "Failed" else code
         if self.state == "Inactive":
@@ -80,11 +83,14 @@ class StatefulLambda:
             if waited + pause > self.age_seconds_max:
                 self.dropped += 1
                 return
-            later = (self._clock.seconds + pause, lambda: self.queue(event, waited=waited + pause, pause=2 * pause))
+            later = (
+                self._clock.seconds + pause,
+                lambda: self.queue(event, waited=waited + pause, pause=2 * pause),
+            )
             self._clock.at.append(later)
 
     def become_active(self) -> None:
         self.state = "Active"
 
     def _end_pending(self) -> None:
-        self.state = self._then
+        self.state = self.then

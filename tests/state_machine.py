@@ -1,4 +1,4 @@
-"""An interpreter of the project's state machines. Tasks are functions. A clock passes the pauses before retries."""
+"""An interpreter of the project's state machines. Tasks are functions, and retries are simulated."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Refused(RuntimeError):
 def execute(machine: Any, tasks: Tasks, sleep: Callable[[float], object] = lambda _: None) -> Execution:
     """Executes a state machine.
 
-    A failed task is retried as its state says. Then the state may catch the error; otherwise the execution fails.
+    A failed task is retried as its state says. Then the state may catch the error; otherwise the execution
+    fails.
     """
     done, state, name = Execution(), {"detail": "of the schedule"}, machine["StartAt"]
     for _ in range(STATES_MAX):
@@ -77,13 +78,17 @@ def execute(machine: Any, tasks: Tasks, sleep: Callable[[float], object] = lambd
                 given = _filled(one["Parameters"], given) if "Parameters" in one else given
                 try:
                     call = partial(tasks[name], copy.deepcopy(given))
-                    state = _kept(one, state, json.loads(json.dumps(_retried(one.get("Retry", []), call, sleep))))
+                    state = _kept(
+                        one, state, json.loads(json.dumps(_retried(one.get("Retry", []), call, sleep)))
+                    )
                 except RuntimeError as error:
                     if "Catch" not in one:
                         done.status, done.cause = "FAILED", str(error)
                         return done
                     [caught] = one["Catch"]
-                    state = _kept(caught, state, {"Error": getattr(error, "name", "RuntimeError"), "Cause": str(error)})
+                    state = _kept(
+                        caught, state, {"Error": getattr(error, "name", "RuntimeError"), "Cause": str(error)}
+                    )
                     name = caught["Next"]
                     continue
         name = one["Next"]
@@ -103,7 +108,11 @@ def _retried(retries: Any, call: Callable[[], Any], sleep: Callable[[float], obj
                 raise
             retry = retries[number]
             pause = retry.get("IntervalSeconds", 1) * retry.get("BackoffRate", 2.0) ** attempts[number]
-            sleep(0 if retry.get("JitterStrategy") == "FULL" else min(pause, retry.get("MaxDelaySeconds", pause)))
+            sleep(
+                0
+                if retry.get("JitterStrategy") == "FULL"
+                else min(pause, retry.get("MaxDelaySeconds", pause))
+            )
             attempts[number] += 1
 
 

@@ -190,8 +190,9 @@ class Aws:
     def queue(self, function: str, event: Mapping[str, Any]) -> None:
         """Queues an event for a lambda once, as soon as the lambda is active.
 
-        AWS drops an event that waits too long for its lambda. So this wakes an inactive lambda first, and waits
-        for ACTIVE_SECONDS_MAX. Raises `InstanceError` if the lambda does not become active.
+        AWS drops an event that waits too long for its lambda. So this first wakes an inactive lambda, and
+        waits for ACTIVE_SECONDS_MAX. It sends the event again only if AWS refused it. Raises `InstanceError`
+        if the lambda does not become active.
         """
         state: LambdaState | None = None
         for _ in tries(ACTIVE_SECONDS_MAX, pause=ACTIVE_PAUSE_SECONDS):

@@ -37,8 +37,9 @@ SCHEDULED_SECONDS_MAX = 60
 call does the work of a call that was not started."""
 
 ACTIVE_SECONDS_MAX = 300
-"""The time in seconds for which calls of a lambda are repeated while AWS makes it active again, which takes some
-minutes. AWS takes the network from a lambda in a VPC that was idle for 14 days, and refuses its next calls."""
+"""The time in seconds for which refused calls of an inactive lambda are repeated. AWS takes the network from
+a lambda in a VPC that was idle for 14 days. AWS refuses the next call, and then restores the network, which
+takes some minutes."""
 
 INACTIVE_CODES = frozenset(
     {

@@ -47,8 +47,7 @@ SERVICE_ERRORS = [
     "Lambda.TooManyRequestsException",
     *(f"Lambda.{code}" for code in sorted(INACTIVE_CODES)),
 ]
-"""The errors of calls that AWS did not run, or that it may not have run. They are repeated until AWS has made an
-inactive lambda active."""
+"""The errors after which a call is repeated for long enough that AWS can make an inactive lambda active."""
 
 LOG_ACTIONS = [
     "logs:CreateLogDelivery",

@@ -11,7 +11,8 @@ from moto import mock_aws
 
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
+from tests.deployed import PAUSED, RUNNING, Deployed, deploy
+from tests.fake_clock import FakeClock
 from tests.support.aws import pause, resume, status
 
 AWAKE = {**RUNNING, "spark": "STOPPED"}  # the application starts itself with the first run
