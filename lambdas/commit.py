@@ -30,7 +30,7 @@ from dormouse.settings.lambdas import (
 from dormouse.state.commits import sqs_event
 from dormouse.state.commits.sqs_event import Answer
 from lambdas.database import database
-from lambdas.services import called, tracer, wakeable
+from lambdas.services import called, tracer
 
 
 class CommitBatch(BasePartialBatchProcessor):
@@ -66,7 +66,6 @@ class CommitBatch(BasePartialBatchProcessor):
 
 
 @tracer.capture_lambda_handler(capture_response=False)
-@wakeable
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Applies the commit requests in the event. Returns the ids of the messages that SQS must deliver again.
 

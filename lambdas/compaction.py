@@ -24,7 +24,7 @@ from dormouse.settings.lambdas import (
 )
 from dormouse.state.files.round_reports import rounds_failing
 from lambdas.database import database
-from lambdas.services import called, logger, tracer, wakeable
+from lambdas.services import called, logger, tracer
 
 NOTHING = {"jobs": 0}
 START_SECONDS_MAX = 1_800
@@ -33,7 +33,6 @@ limit."""
 
 
 @tracer.capture_lambda_handler(capture_response=False)
-@wakeable
 def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """Creates the jobs of a run for an event {"execution": name}.
 

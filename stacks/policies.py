@@ -131,6 +131,7 @@ class PoliciesStack(InstanceStack):
         ]
         if rules:
             _allow(policy, ["events:DisableRule", "events:EnableRule"], rules)
+        direct = watched.maintenance if watched.maintenance and watched.maintenance.runs is None else None
         woken = [
             self.format_arn(
                 service="lambda",
@@ -138,10 +139,10 @@ class PoliciesStack(InstanceStack):
                 resource_name=fact(owner, self, "function", owner.function.function_name),
                 arn_format=COLON,
             )
-            for owner in (watched.commit, watched.garbage, watched.compaction, watched.maintenance)
+            for owner in (watched.garbage, direct)
             if owner is not None
         ]
-        if woken:  # a resume makes them active by a call that they ignore
+        if woken:  # a resume makes an inactive lambda active by a call that the lambda ignores
             _allow(policy, ["lambda:InvokeFunction"], woken)
         if (commit := watched.commit) is not None:
             mappings = [

@@ -98,7 +98,7 @@ class Aws:
         return self._clients.get(name, self)
 
     def give_login(self, secret: str, password: str) -> None:
-        """Lets the next call read the login of the master user."""
+        """Gives the next call the login of the master user."""
         login = json.dumps({"username": "master", "password": password})
         self.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": secret})
 

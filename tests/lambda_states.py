@@ -72,7 +72,7 @@ class StatefulLambda:
         if self.state == "Inactive":
             self.state = "Pending"
             self._clock.at.append((self._clock.seconds + self.pending_seconds, self._end_pending))
-        error: Any = {"Error": {"Code": code, "Message": f"The function is {self.state}"}}
+        error: Any = {"Error": {"Code": code, "Message": f"The function is {self.calls[-1]}"}}
         raise ClientError(error, "Invoke")
 
     def queue(self, event: Any, *, waited: float = 0.0, pause: float = 1.0) -> None:

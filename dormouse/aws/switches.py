@@ -46,6 +46,15 @@ def schedules(instance: DeployedInstance) -> tuple[str, ...]:
     return tuple(rule_name(rule) for rules in found for rule in rules)
 
 
+def scheduled_lambdas(instance: DeployedInstance) -> tuple[str, ...]:
+    """Returns the names of the lambdas that rules call directly, without a state machine."""
+    resources = instance.resources
+    found = [resources.garbage.function] if resources.garbage is not None else []
+    if resources.maintenance is not None and resources.maintenance.state_machine is None:
+        found.append(resources.maintenance.function)
+    return tuple(found)
+
+
 def mappings(instance: DeployedInstance) -> tuple[str, ...]:
     """Returns the UUIDs of the event source mappings of the commit queues."""
     return instance.resources.commit.mappings if instance.resources.commit else ()
@@ -145,19 +154,17 @@ class SwitchMappings:
 
 @dataclass(frozen=True)
 class WakeLambdas:
-    """The step that makes the lambdas active which AWS made inactive, as during a pause of 14 days.
+    """The step that makes scheduled lambdas active. AWS makes them inactive during a pause of 14 days.
 
-    An inactive lambda would miss its first scheduled call.
+    AWS drops a scheduled call of an inactive lambda. State machines and queues repeat their calls.
     """
 
     instance: DeployedInstance
     seconds_max = STEP_SECONDS_MAX
-    name = "wake the lambdas"
+    name = "wake the scheduled lambdas"
 
     def left(self, waited: float) -> Iterator[Left]:
-        resources = self.instance.resources
-        found = (resources.commit, resources.garbage, resources.compaction, resources.maintenance)
-        for function in (one.function for one in found if one is not None):
+        for function in scheduled_lambdas(self.instance):
             state = self.instance.aws.lambda_state(function)
             if state is not None and not state.is_active:
                 wake = partial(self.instance.aws.wake, function) if state.is_idle else None
