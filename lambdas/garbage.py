@@ -21,13 +21,14 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.settings.lambdas import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING, DatabaseEnvironment
 from dormouse.state.files.round_reports import rounds_failing
 from lambdas.database import database
-from lambdas.services import called, tracer
+from lambdas.services import called, tracer, wakeable
 
 DAY_SECONDS = 86_400.0
 logger = logging.getLogger("dormouse.lambdas")
 
 
 @tracer.capture_lambda_handler(capture_response=False)
+@wakeable
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Runs a round of garbage collection.
 

@@ -17,13 +17,14 @@ from dormouse.errors import ObjectNotFound
 from dormouse.objects import open_store
 from dormouse.settings.lambdas import PAYLOAD_BACKLOG_DAYS, TABLES_TO_SPLIT, MaintenanceEnvironment, field
 from lambdas.database import database
-from lambdas.services import called, tracer
+from lambdas.services import called, tracer, wakeable
 
 NOTHING = {"jobs": 0}
 logger = logging.getLogger("dormouse.lambdas")
 
 
 @tracer.capture_lambda_handler(capture_response=False)
+@wakeable
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """Does the upkeep for an event {"execution": name}.
 

@@ -44,7 +44,7 @@ from dormouse.settings.section import CA_BUNDLE, CONNECT_SECONDS_MAX
 from dormouse.state.commits.outcomes import text_of
 from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.database import connected
-from lambdas.services import Call, called, tracer
+from lambdas.services import Call, called, tracer, wakeable
 
 PHYSICAL_ID = "dormouse-migrations"
 """The constant id of the resource. If the id changed, CloudFormation would delete the resource with the old
@@ -85,6 +85,7 @@ def begin(event: dict[str, Any], context: Any) -> None:
 
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
+@wakeable
 def handler(event: dict[str, Any], context: Any) -> None:
     """Migrates the database on Create and Update. Delete leaves the database as it is."""
     answer = Answer(event, PHYSICAL_ID)
@@ -180,13 +181,7 @@ def _hand_over(
     login = json.loads(aws.call("secretsmanager", "get_secret_value", SecretId=secret)["SecretString"])
     user, password = (field(login, name, str, "the secret") for name in ("username", "password"))
     whole = {**event["ResourceProperties"], "User": user, "Password": password}
-    aws.call(
-        "lambda",
-        "invoke",
-        FunctionName=environment.migrate_function,
-        InvocationType="Event",
-        Payload=json.dumps({**event, "ResourceProperties": whole, ROLLS_BACK: rolls_back}).encode(),
-    )
+    aws.queue(environment.migrate_function, {**event, "ResourceProperties": whole, ROLLS_BACK: rolls_back})
 
 
 def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:

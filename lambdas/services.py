@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, TypeVar, cast
 
 from aws_lambda_powertools import Logger, Tracer
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
 from dormouse.errors import DormouseError
 from dormouse.settings.lambdas import DIMENSION, NAMESPACE, UNITS, Environment, load_environment
+from dormouse.settings.section import WAKE
 
 MARGIN_SECONDS = 20.0
 """The time that a lambda reserves before its timeout, in order to finish its work."""
@@ -24,6 +26,7 @@ MARGIN_SECONDS = 20.0
 tracer = Tracer(service="dormouse", auto_patch=False)
 logger = logging.getLogger("dormouse.lambdas")
 E = TypeVar("E", bound=Environment)
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class Call(Generic[E]):
         """Adds values to metrics. The names of the metrics are constants in dormouse.settings.lambdas."""
         for name, value in values.items():
             self._metrics.add_metric(name=name, unit=UNITS.get(name, "Count"), value=value)
+
+
+def wakeable(handler: Handler) -> Handler:
+    """Returns a handler that ignores calls that only make the lambda active."""
+
+    @wraps(handler)
+    def ignores(event: Any, context: Any) -> Any:
+        return None if event == WAKE else handler(event, context)
+
+    return cast(Handler, ignores)
 
 
 @contextmanager

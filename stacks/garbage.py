@@ -51,6 +51,8 @@ class Garbage(Part):
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         self.schedule.let_operate(operator)
+        # a resume makes an inactive lambda active by a call that the lambda ignores
+        allow(operator, ["lambda:InvokeFunction"], [self._function.function_arn])
 
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
         monitors.scheduled("Garbage", self._function, self._every_minutes)

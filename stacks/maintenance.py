@@ -80,6 +80,8 @@ class Maintenance(Part):
         self.schedule.let_operate(operator)
         if self.runs is not None:
             self.runs.let_operate(operator)
+        else:  # as for garbage collection, to make it active
+            allow(operator, ["lambda:InvokeFunction"], [self._function.function_arn])
 
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
         monitors.payloads(limits.payload_backlog_days_max)

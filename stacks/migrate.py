@@ -19,6 +19,7 @@ from constructs import Construct
 
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.resources import state_parameter
+from dormouse.settings.section import ACTIVE_SECONDS_MAX
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.function import Function
 from stacks.database import NAME, PORT, ROWS_NAME
@@ -30,8 +31,10 @@ RESOURCE_TYPE = "Custom::DormouseMigration"
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
 BEGIN_MEMORY_MB = 256
-BEGIN_SECONDS_MAX = 60
-QUEUED_SECONDS_MAX = 60
+BEGIN_SECONDS_MAX = 60 + ACTIVE_SECONDS_MAX
+"""The first lambda waits until the second is active."""
+
+QUEUED_SECONDS_MAX = ACTIVE_SECONDS_MAX
 """The time after which AWS drops an event. A later call would migrate after CloudFormation had given up."""
 
 ANSWER_SECONDS_MAX = 2 * (BEGIN_SECONDS_MAX + QUEUED_SECONDS_MAX) + TIMEOUT_SECONDS
@@ -144,7 +147,9 @@ class MigrateStack(InstanceStack):
             resource_name=state_parameter(self.settings.id).removeprefix("/"),
         )
         begin.allow(["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], [state])
-        begin.allow(["lambda:InvokeFunction"], [migrating.function.function_arn])
+        begin.allow(
+            ["lambda:GetFunctionConfiguration", "lambda:InvokeFunction"], [migrating.function.function_arn]
+        )
         begin.allow(["cloudformation:DescribeStacks"], [self.stack_id])
         _once(begin)
         return begin

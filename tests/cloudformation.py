@@ -11,6 +11,9 @@ import boto3
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
+from tests.fake_clock import FakeClock
+from tests.lambda_states import StatefulLambda
+
 STACK = "arn:stack"
 
 
@@ -76,25 +79,28 @@ def migration(url: str, **properties: str) -> dict[str, Any]:
 class Aws:
     """A substitute for a boto3 session, with the services that `begin` calls.
 
-    It records the payloads of lambda invocations in `handed`. It also has the desired state, and the status
-    of the stack.
+    It records the events that the lambda of migrations gets in `handed`. It also has the desired state, and
+    the status of the stack.
     """
 
     def __init__(self) -> None:
         self.handed: list[dict[str, Any]] = []
+        self.clock = FakeClock()
+        self.migrating = StatefulLambda(self.handed.append, self.clock, state="Active")
         self.state: str | None = None
         self.stack_status = "UPDATE_IN_PROGRESS"
-        self._clients = {
-            name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
-            for name in ("secretsmanager", "lambda")
-        }
-        self.secrets, self.lambdas = (Stubber(client) for client in self._clients.values())
-        self._clients["lambda"].meta.events.register("before-parameter-build", self._take)
-        for stubber in (self.secrets, self.lambdas):
-            stubber.activate()
+        secrets = boto3.session.Session("key", "secret", region_name="eu-west-1").client("secretsmanager")
+        self._clients = {"secretsmanager": secrets, "lambda": self.migrating}
+        self.secrets = Stubber(secrets)
+        self.secrets.activate()
 
     def client(self, name: str, **_: Any) -> Any:
         return self._clients.get(name, self)
+
+    def give_login(self, secret: str, password: str) -> None:
+        """Gives the next call the login of the master user."""
+        login = json.dumps({"username": "master", "password": password})
+        self.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": secret})
 
     def put_parameter(self, **given: Any) -> Any:
         if self.state is not None and not given["Overwrite"]:
@@ -117,6 +123,3 @@ class Aws:
     def describe_stacks(self, **given: Any) -> Any:
         assert given == {"StackName": STACK}
         return {"Stacks": [{"StackStatus": self.stack_status}]}
-
-    def _take(self, params: dict[str, Any], **_: Any) -> None:
-        self.handed.append(json.loads(params["Payload"]))

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ from botocore.stub import Stubber
 from moto.emrserverless.models import emrserverless_backends
 
 from dormouse.aws.instance import DeployedInstance, find
-from dormouse.aws.steps import Clock
 from dormouse.settings import resources
 from dormouse.settings.resources import (
     CommitResources,
@@ -29,27 +28,6 @@ from dormouse.settings.resources import (
 
 REGION = "eu-west-1"
 Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]
-
-
-@dataclass
-class FakeClock:
-    """A clock that only `sleep` advances. `at` lists (second, action); each action runs at its second."""
-
-    seconds: float = 0.0
-    at: list[tuple[float, Any]] = field(default_factory=list)
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-        due, self.at = (
-            [one for one in self.at if one[0] <= self.seconds],
-            [one for one in self.at if one[0] > self.seconds],
-        )
-        for _, act in due:
-            act()
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.seconds, self.sleep)
 
 
 class Session(boto3.session.Session):

@@ -1,6 +1,4 @@
-"""An interpreter of the project's state machines. Tasks are functions, and nothing is waited for or
-retried.
-"""
+"""An interpreter of the project's state machines. Tasks are functions, and retries are simulated."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 STATES_MAX = 20_000
@@ -38,8 +37,18 @@ def definition(template: Mapping[str, Any]) -> Any:
     )
 
 
-def execute(machine: Any, tasks: Tasks) -> Execution:
-    """Executes a state machine. The state of a failed task may catch its error; otherwise the execution
+class Refused(RuntimeError):
+    """A failure of a task, with the name that Step Functions gives it."""
+
+    def __init__(self, name: str, cause: str) -> None:
+        self.name = name
+        super().__init__(cause)
+
+
+def execute(machine: Any, tasks: Tasks, sleep: Callable[[float], object] = lambda _: None) -> Execution:
+    """Executes a state machine.
+
+    A failed task is retried as its state says. Then the state may catch the error; otherwise the execution
     fails.
     """
     done, state, name = Execution(), {"detail": "of the schedule"}, machine["StartAt"]
@@ -68,17 +77,43 @@ def execute(machine: Any, tasks: Tasks) -> Execution:
                 given = _value(one.get("InputPath", "$"), state)
                 given = _filled(one["Parameters"], given) if "Parameters" in one else given
                 try:
-                    state = _kept(one, state, json.loads(json.dumps(tasks[name](copy.deepcopy(given)))))
+                    call = partial(tasks[name], copy.deepcopy(given))
+                    state = _kept(
+                        one, state, json.loads(json.dumps(_retried(one.get("Retry", []), call, sleep)))
+                    )
                 except RuntimeError as error:
                     if "Catch" not in one:
                         done.status, done.cause = "FAILED", str(error)
                         return done
                     [caught] = one["Catch"]
-                    state = _kept(caught, state, {"Error": "RuntimeError", "Cause": str(error)})
+                    state = _kept(
+                        caught, state, {"Error": getattr(error, "name", "RuntimeError"), "Cause": str(error)}
+                    )
                     name = caught["Next"]
                     continue
         name = one["Next"]
     raise AssertionError("the state machine does not end")
+
+
+def _retried(retries: Any, call: Callable[[], Any], sleep: Callable[[float], object]) -> Any:
+    """Calls a task, and again after errors. A pause with jitter may be as short as no pause."""
+    attempts = [0] * len(retries)
+    while True:
+        try:
+            return call()
+        except RuntimeError as error:
+            names = {getattr(error, "name", "RuntimeError"), "States.ALL"}
+            number = next((i for i, one in enumerate(retries) if names & {*one["ErrorEquals"]}), None)
+            if number is None or attempts[number] >= retries[number].get("MaxAttempts", 3):
+                raise
+            retry = retries[number]
+            pause = retry.get("IntervalSeconds", 1) * retry.get("BackoffRate", 2.0) ** attempts[number]
+            sleep(
+                0
+                if retry.get("JitterStrategy") == "FULL"
+                else min(pause, retry.get("MaxDelaySeconds", pause))
+            )
+            attempts[number] += 1
 
 
 def _kept(step: Any, state: Any, result: Any) -> Any:

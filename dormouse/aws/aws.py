@@ -18,14 +18,13 @@ from typing import Any
 from dormouse.errors import DormouseError, InstanceError, InvalidInput, not_installed
 from dormouse.model.loops import tries
 from dormouse.settings.process import environment
+from dormouse.settings.section import ACTIVE_SECONDS_MAX, INACTIVE_CODES, WAKE
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 8
 CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30
-ACTIVE_SECONDS_MAX = 300.0
-"""How long a call waits for a lambda that AWS makes active again, which takes some minutes."""
 ACTIVE_PAUSE_SECONDS = 5.0
 
 # boto3's name of a service → the prefix of its actions in policies
@@ -55,9 +54,6 @@ _BUSY = {
     "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
 }  # fmt: skip
 """AWS's error codes for a resource that is being changed. The same request may succeed later."""
-
-_INACTIVE = frozenset({"ResourceConflictException", "ResourceNotReadyException"})
-"""Codes of a call to a lambda that is inactive, or becomes active again: AWS did not run it."""
 
 MISSING = frozenset(
     {
@@ -103,6 +99,26 @@ class Metric:
         of = [{"Name": name, "Value": value} for name, value in self.dimensions.items()]
         metric = {"Namespace": self.namespace, "MetricName": self.name, "Dimensions": of}
         return {"Metric": metric, "Period": self.period, "Stat": self.statistic}
+
+
+@dataclass(frozen=True)
+class LambdaState:
+    """The state of a lambda: Active, Inactive, Pending or Failed. `reason` is AWS's text, or empty."""
+
+    name: str
+    reason: str
+
+    @property
+    def is_active(self) -> bool:
+        return self.name == "Active"
+
+    @property
+    def is_idle(self) -> bool:
+        """True if only a call makes the lambda active."""
+        return self.name == "Inactive"
+
+    def __str__(self) -> str:
+        return f"{self.name.lower()}: {self.reason}" if self.reason else self.name.lower()
 
 
 class Aws:
@@ -165,24 +181,71 @@ class Aws:
     def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
         """Runs a lambda once, waits, and returns its answer. Raises `InstanceError` if it fails.
 
-        AWS takes the network from a lambda that was idle for 14 days, and refuses the next call without
-        running the lambda. So this calls again, for ACTIVE_SECONDS_MAX, until AWS has restored the network.
+        Repeats a call that AWS refuses because the lambda is not active, for ACTIVE_SECONDS_MAX.
         """
-        payload, last = json.dumps(event).encode(), None
+        last: AwsRefused | None = None
         for _ in tries(ACTIVE_SECONDS_MAX, pause=ACTIVE_PAUSE_SECONDS):
             try:
-                return self._invoke(function, payload, seconds_max)
+                return self._invoke(function, event, seconds_max)
             except AwsRefused as refused:
-                if refused.code not in _INACTIVE:
+                if refused.code not in INACTIVE_CODES:
                     raise
                 last = refused
         raise last or AssertionError("there is a first attempt")
 
-    def _invoke(self, function: str, payload: bytes, seconds_max: float) -> Any:
+    def queue(self, function: str, event: Mapping[str, Any]) -> None:
+        """Queues an event for a lambda once, as soon as the lambda is active.
+
+        AWS drops an event that waits too long for its lambda. So this first wakes an inactive lambda, and
+        waits for ACTIVE_SECONDS_MAX. It sends the event again only if AWS refused it. Raises `InstanceError`
+        if the lambda does not become active.
+        """
+        state: LambdaState | None = None
+        for _ in tries(ACTIVE_SECONDS_MAX, pause=ACTIVE_PAUSE_SECONDS):
+            state = self.lambda_state(function)
+            if state is None or state.is_active:
+                try:
+                    self._invoke(function, event, READ_SECONDS_MAX, InvocationType="Event")
+                except AwsRefused as refused:
+                    if refused.code not in INACTIVE_CODES | _THROTTLED:
+                        raise
+                else:
+                    return
+            elif state.is_idle:
+                self.wake(function)
+        raise InstanceError(
+            f"the lambda {function} did not become active within {ACTIVE_SECONDS_MAX} seconds: it is {state}"
+        )
+
+    def lambda_state(self, function: str) -> LambdaState | None:
+        """Returns the state of a lambda; None if it does not exist.
+
+        Raises `InstanceError` for a lambda that cannot become active.
+        """
+        found = self.look("lambda", "get_function_configuration", FunctionName=function)
+        if found is None:
+            return None
+        state = LambdaState(found.get("State", "Active"), " ".join(found.get("StateReason", "").split()))
+        if state.name == "Failed":
+            raise InstanceError(f"the lambda {function} is {state}; deploy it again")
+        return state
+
+    def wake(self, function: str) -> None:
+        """Calls an inactive lambda. AWS refuses the call and begins to make the lambda active.
+
+        An active lambda ignores the call.
+        """
+        try:
+            self._invoke(function, WAKE, READ_SECONDS_MAX)
+        except AwsRefused as refused:
+            if refused.code not in INACTIVE_CODES:
+                raise
+
+    def _invoke(self, function: str, event: Mapping[str, Any], seconds_max: float, **given: Any) -> Any:
         with _clear("lambda", "invoke"):
             client = self._new_client("lambda", read_timeout=seconds_max, attempts_max=1)
-            answer = client.invoke(FunctionName=function, Payload=payload)
-            said = json.loads(answer["Payload"].read())
+            answer = client.invoke(FunctionName=function, Payload=json.dumps(event).encode(), **given)
+            said = json.loads(answer["Payload"].read() or "null")
         if "FunctionError" in answer:
             why = said.get("errorMessage", "it gave no reason")
             raise InstanceError(f"the lambda {function} failed: {why}")

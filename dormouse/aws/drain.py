@@ -12,6 +12,7 @@ from typing import Any
 from dormouse.aws.aws import Aws, Metric
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
+from dormouse.aws.switches import scheduled_lambdas
 from dormouse.settings.section import LOSS_NEAR_SHARE, SCHEDULED_SECONDS_MAX
 
 REPORT_SECONDS = 300.0
@@ -143,8 +144,8 @@ class DrainCommits:
 class DrainScheduled:
     """The step that waits for scheduled lambdas.
 
-    AWS does not list running calls, so it waits for their timeout. `quiet_seconds` is the time since the
-    schedules were switched off.
+    AWS does not list running calls, so it waits for their timeout. Lambdas that a state machine calls end
+    with its executions. `quiet_seconds` is the time since the schedules were switched off.
     """
 
     instance: DeployedInstance
@@ -155,19 +156,11 @@ class DrainScheduled:
 
     def left(self, waited: float) -> Iterator[Left]:
         quiet = waited + self.quiet_seconds
-        for name in () if waited >= self.drain_seconds else self._functions():
+        for name in () if waited >= self.drain_seconds else scheduled_lambdas(self.instance):
             most = _invocation_seconds_max(self.instance, name)
             most += 2 * SCHEDULED_SECONDS_MAX if most else 0  # EventBridge and Lambda each try for a while
             if quiet < most:
                 yield Left(f"{name} may still run, for {most - quiet:.0f} s at most")
-
-    def _functions(self) -> Iterator[str]:
-        """Yields the scheduled lambdas that no state machine calls. The others end with their executions."""
-        resources = self.instance.resources
-        if resources.garbage is not None:
-            yield resources.garbage.function
-        if resources.maintenance is not None and resources.maintenance.state_machine is None:
-            yield resources.maintenance.function
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepRepor
 from dormouse.aws.switches import (
     SwitchMappings,
     SwitchRules,
+    WakeLambdas,
     WriteDesiredState,
     rule_name,
     rule_state,
@@ -150,6 +151,7 @@ def resume(
     steps: list[Step] = [
         WriteDesiredState(instance, "running"),
         StartDatabase(instance),
+        WakeLambdas(instance),
         *sleeping,  # before the others, as a failed update of the stack turns them off again
         SwitchMappings(instance, True),
         SwitchRules(instance, schedules(instance), True, "the schedules"),

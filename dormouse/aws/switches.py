@@ -44,6 +44,15 @@ def schedules(instance: DeployedInstance) -> tuple[str, ...]:
     return tuple(rule_name(rule) for rules in found for rule in rules)
 
 
+def scheduled_lambdas(instance: DeployedInstance) -> tuple[str, ...]:
+    """Returns the names of the lambdas that rules call directly, without a state machine."""
+    resources = instance.resources
+    found = [resources.garbage.function] if resources.garbage is not None else []
+    if resources.maintenance is not None and resources.maintenance.state_machine is None:
+        found.append(resources.maintenance.function)
+    return tuple(found)
+
+
 def mappings(instance: DeployedInstance) -> tuple[str, ...]:
     """Returns the UUIDs of the event source mappings of the commit queues."""
     return instance.resources.commit.mappings if instance.resources.commit else ()
@@ -139,6 +148,25 @@ class SwitchMappings:
             elif SETTLED.get(str(state)) is not self.enabled:
                 ask = partial(change, UUID=uuid) if state in SETTLED else None
                 yield Left(f"mapping {uuid} is {str(state).lower()}", ask)
+
+
+@dataclass(frozen=True)
+class WakeLambdas:
+    """The step that makes scheduled lambdas active. AWS makes them inactive during a pause of 14 days.
+
+    AWS drops a scheduled call of an inactive lambda. State machines and queues repeat their calls.
+    """
+
+    instance: DeployedInstance
+    seconds_max = STEP_SECONDS_MAX
+    name = "wake the scheduled lambdas"
+
+    def left(self, waited: float) -> Iterator[Left]:
+        for function in scheduled_lambdas(self.instance):
+            state = self.instance.aws.lambda_state(function)
+            if state is not None and not state.is_active:
+                wake = partial(self.instance.aws.wake, function) if state.is_idle else None
+                yield Left(f"{function} is {state}", wake)
 
 
 # The stack that sleeps by a parameter.

@@ -36,6 +36,22 @@ SCHEDULED_SECONDS_MAX = 60
 """The time in seconds for which EventBridge, and then Lambda, each try to start a scheduled call. The next
 call does the work of a call that was not started."""
 
+ACTIVE_SECONDS_MAX = 300
+"""The time in seconds for which refused calls of an inactive lambda are repeated. AWS takes the network from
+a lambda in a VPC that was idle for 14 days. AWS refuses the next call, and then restores the network, which
+takes some minutes."""
+
+INACTIVE_CODES = frozenset(
+    {
+        "CodeArtifactUserPendingException", "ENINotReadyException", "ResourceConflictException",
+        "ResourceNotReadyException",
+    }
+)  # fmt: skip
+"""AWS's error codes for a call of a lambda that is not active. AWS did not run the lambda."""
+
+WAKE = {"wake": True}
+"""The event of a call that only makes a lambda active. The lambda ignores it."""
+
 LAMBDA_SECONDS_MAX = 900
 VISIBILITY_FACTOR = 6
 """The time for which SQS hides received messages, divided by the timeout of the lambda. AWS advises 6."""

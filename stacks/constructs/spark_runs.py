@@ -22,6 +22,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
+from dormouse.settings.section import ACTIVE_SECONDS_MAX, INACTIVE_CODES
 from stacks.acknowledge import acknowledge
 from stacks.constructs.allow import allow
 from stacks.constructs.log_group import log_group
@@ -38,13 +39,18 @@ The history of an execution has at most 25,000 events, and each call takes 11 of
 TRIES_MAX = 5
 CREATE_TRIES_MAX = 2
 CREATE_WAIT_SECONDS = 30
+SERVICE_WAIT_SECONDS = 15
+SERVICE_TRIES_MAX = ACTIVE_SECONDS_MAX // SERVICE_WAIT_SECONDS
 SERVICE_ERRORS = [
     "Lambda.ClientExecutionTimeoutException",
     "Lambda.ServiceException",
     "Lambda.AWSLambdaException",
     "Lambda.SdkClientException",
     "Lambda.TooManyRequestsException",
+    *(f"Lambda.{code}" for code in sorted(INACTIVE_CODES)),
 ]
+"""The errors after which a call is repeated for long enough that AWS can make an inactive lambda active."""
+
 LOG_ACTIONS = [
     "logs:CreateLogDelivery",
     "logs:DeleteLogDelivery",
@@ -152,7 +158,6 @@ class SparkRuns(Construct):
             {"execution": sfn.JsonPath.execution_id},
             "$.created",
         )
-        created.add_retry(errors=SERVICE_ERRORS, max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
         # A retry gets the work that the failed try assigned to the run, without waiting for its deadline.
         created.add_retry(max_attempts=CREATE_TRIES_MAX, interval=cdk.Duration.seconds(CREATE_WAIT_SECONDS))
         begin = sfn.Pass(self, "Begin", result=sfn.Result.from_object({"count": {"looks": 0}}))
@@ -235,7 +240,7 @@ class SparkRuns(Construct):
     ) -> tasks.LambdaInvoke:
         """Returns a step that calls a lambda. `event` is the event, or a path to it in the state."""
         self._called.append(function)
-        return tasks.LambdaInvoke(
+        step = tasks.LambdaInvoke(
             self,
             name,
             lambda_function=function,
@@ -245,6 +250,13 @@ class SparkRuns(Construct):
             result_path=result_path,
             retry_on_service_exceptions=False,
         )
+        step.add_retry(
+            errors=SERVICE_ERRORS,
+            max_attempts=SERVICE_TRIES_MAX,
+            interval=cdk.Duration.seconds(SERVICE_WAIT_SECONDS),
+            backoff_rate=1,
+        )
+        return step
 
     def _role(self) -> iam.Role:
         stack = cdk.Stack.of(self)

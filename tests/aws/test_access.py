@@ -20,7 +20,8 @@ from dormouse.errors import InstanceError
 from dormouse.postgres import session
 from dormouse.settings.resources import AccessResources, Described, SleepingResources, resources_parameter
 from tests.aws.schedules.test_query_switch import described, expect_update, ran, step
-from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
+from tests.deployed import REGION, Deployed, StubSession, deploy
+from tests.fake_clock import FakeClock
 from tests.support.aws import pause, resume, status
 from tests.support.settings import parse
 

@@ -19,7 +19,6 @@ from tests.deployed import (
     REGION,
     RUNNING,
     Deployed,
-    FakeClock,
     deploy,
     job_run_state,
     make_function,
@@ -27,6 +26,7 @@ from tests.deployed import (
     start_emr_cluster,
     start_job_run,
 )
+from tests.fake_clock import FakeClock
 from tests.support.aws import DeployedInstance, pause, resume
 
 

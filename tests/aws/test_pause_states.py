@@ -30,7 +30,8 @@ from dormouse.settings.resources import (
     RunResources,
     state_parameter,
 )
-from tests.deployed import REGION, FakeClock, StubSession, deploy
+from tests.deployed import REGION, StubSession, deploy
+from tests.fake_clock import FakeClock
 from tests.support.aws import Aws, DeployedInstance, resume
 
 UUID = "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"

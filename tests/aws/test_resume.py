@@ -11,7 +11,9 @@ from moto import mock_aws
 
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
+from tests.deployed import PAUSED, RUNNING, Deployed, deploy
+from tests.fake_clock import FakeClock
+from tests.lambda_states import StatefulLambda
 from tests.support.aws import pause, resume, status
 
 AWAKE = {**RUNNING, "spark": "STOPPED"}  # the application starts itself with the first run
@@ -34,9 +36,53 @@ def test_all_parts_are_started_again(deployed: Deployed, clock: FakeClock) -> No
     assert deployed.state() == AWAKE
     assert (report.database, report.desired, report.changed) == ("available", "running", True)
     assert [one.step for one in report.steps] == [
-        "write the desired state: running", "start the database", "enable the mappings of the queues",
-        "enable the schedules", "verify",
+        "write the desired state: running", "start the database", "wake the scheduled lambdas",
+        "enable the mappings of the queues", "enable the schedules", "verify",
     ]  # fmt: skip
+
+
+def replace_garbage(deployed: Deployed, monkeypatch: pytest.MonkeyPatch, idle: StatefulLambda) -> None:
+    """Replaces the lambda of garbage collection by `idle`. The other lambdas stay those of moto."""
+    moto = deployed.client("lambda")
+
+    class Client:
+        def __getattr__(self, operation: str) -> Callable[..., Any]:
+            def call(**given: Any) -> Any:
+                return getattr(idle if given.get("FunctionName") == "garbage" else moto, operation)(**given)
+
+            return call
+
+    monkeypatch.setitem(deployed.session._clients, "lambda", Client())
+
+
+def test_inactive_lambdas_are_active_before_their_schedules_start(
+    deployed: Deployed, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    idle = StatefulLambda(lambda event: pytest.fail("it runs"), clock, pending_seconds=200)
+
+    def look() -> None:
+        seen.append((idle.state, deployed.state()["rules"]))
+
+    seen: list[Any] = []
+    clock.at.append((clock.seconds + 199, look))
+    replace_garbage(deployed, monkeypatch, idle)
+    report = resume(deployed.find(), clock=clock.clock)
+    [woken] = [one for one in report.steps if one.step == "wake the scheduled lambdas"]
+    assert (woken.outcome, woken.what) == ("done", ("garbage is inactive: The function is idle.",))
+    assert deployed.state() == AWAKE
+    assert (idle.state, idle.calls) == ("Active", ["Inactive"])
+    assert seen == [("Pending", {"DISABLED"})]
+
+
+def test_a_lambda_that_cannot_become_active_is_named_by_the_resume(
+    deployed: Deployed, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause(deployed.find(), clock=clock.clock)
+    failed = StatefulLambda(lambda event: pytest.fail("it runs"), clock, state="Failed")
+    replace_garbage(deployed, monkeypatch, failed)
+    with pytest.raises(InstanceError, match=r"the lambda garbage is failed: .*; deploy it again"):
+        resume(deployed.find(), clock=clock.clock)
 
 
 def test_a_running_instance_may_be_resumed(deployed: Deployed, clock: FakeClock) -> None:
@@ -56,7 +102,9 @@ def test_a_dry_run_changes_nothing(deployed: Deployed, clock: FakeClock) -> None
     pause(deployed.find(), clock=clock.clock)
     report = resume(deployed.find(), dry_run=True, clock=clock.clock)
     assert deployed.state() == PAUSED
-    assert [one.outcome for one in report.steps] == ["would"] * 4
+    assert [one.outcome for one in report.steps] == [
+        "would", "would", "already", "would", "would",
+    ]  # fmt: skip
 
 
 def test_a_cluster_replaced_by_a_restore_is_reported(deployed: Deployed, clock: FakeClock) -> None:

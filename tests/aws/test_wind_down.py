@@ -15,16 +15,8 @@ from dormouse.aws import destroy as destruction
 from dormouse.aws.destroy import Listed, destroy, doomed, wind_down
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
-from tests.deployed import (
-    REGION,
-    Deployed,
-    Engine,
-    FakeClock,
-    deploy,
-    job_run_state,
-    start_emr_cluster,
-    start_job_run,
-)
+from tests.deployed import REGION, Deployed, Engine, deploy, job_run_state, start_emr_cluster, start_job_run
+from tests.fake_clock import FakeClock
 from tests.support.aws import Aws, pause
 from tests.support.settings import parse
 

@@ -132,6 +132,5 @@ def test_a_reader_may_forward_a_port_but_not_open_a_shell(tmp_path: Path) -> Non
     tags = {one["Key"]: one["Value"] for one in of(found, "AWS::EC2::Instance")[0].properties["Tags"]}
     assert tags["dormouse:access"] == "minimal"
     assert "ssm:StartSession" not in rights(found, "Operator")
-    assert (
-        len(rights(found, "Operator")["lambda:InvokeFunction"]) == 3
-    )  # the switch, and the two lambdas of tables
+    # the switch, the two lambdas of tables, and garbage collection
+    assert len(rights(found, "Operator")["lambda:InvokeFunction"]) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from dormouse.settings.resources import state_parameter
+from dormouse.settings.section import ACTIVE_SECONDS_MAX
 from tests.assembly import Assembly
 from tests.template import allowed
 
@@ -22,12 +23,14 @@ def test_the_lambda_that_reads_the_master_login_may_otherwise_only_write_the_sta
 ) -> None:
     rights = {action: where for action, where, _ in allowed(assembly, "migrate", "BeginRole")}
     assert rights.keys() == {
-        "cloudformation:DescribeStacks", "kms:Decrypt", "lambda:InvokeFunction", "logs:CreateLogStream",
-        "logs:PutLogEvents", "secretsmanager:GetSecretValue", "ssm:DeleteParameter", "ssm:GetParameter",
-        "ssm:PutParameter", "xray:PutTelemetryRecords", "xray:PutTraceSegments",
+        "cloudformation:DescribeStacks", "kms:Decrypt", "lambda:GetFunctionConfiguration",
+        "lambda:InvokeFunction", "logs:CreateLogStream", "logs:PutLogEvents",
+        "secretsmanager:GetSecretValue", "ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter",
+        "xray:PutTelemetryRecords", "xray:PutTraceSegments",
     }  # fmt: skip
     assert rights["cloudformation:DescribeStacks"] == "StackId"
     assert rights["lambda:InvokeFunction"].startswith("MigrateFunction")
+    assert rights["lambda:GetFunctionConfiguration"] == rights["lambda:InvokeFunction"]
     assert rights["ssm:PutParameter"].endswith(f":parameter{state_parameter(assembly.id)}")
     assert "databasesecret" in rights["secretsmanager:GetSecretValue"]
     begin = allowed(assembly, "migrate", "BeginRole")
@@ -48,6 +51,7 @@ def test_a_failed_migration_is_not_retried_without_cloudformation(assembly: Asse
     ]
     assert waits and len(timeouts) == 2 and sum(timeouts) + 2 * queued < min(waits) <= 3_600
     assert [one.properties["MaximumRetryAttempts"] for one in configs] == [0, 0]
+    assert min(timeouts) > ACTIVE_SECONDS_MAX <= queued, "the lambda in the VPC may be inactive"
 
 
 def test_migrations_may_log_in_as_the_master_user_with_a_token(assembly: Assembly) -> None:

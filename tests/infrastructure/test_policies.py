@@ -52,7 +52,8 @@ def test_a_single_policy_may_be_requested(tmp_path: Path) -> None:
     found = synthesize(settings("minimal", iam={"policies": ["operator"]}), tmp_path / "a", checked=False)
     assert len(list(found.resources("AWS::IAM::ManagedPolicy"))) == 1
     called = [where for where, _ in rights(found, "Operator")["lambda:InvokeFunction"]]
-    assert [one.startswith(("TablesChange", "TablesShow")) for one in called] == [True, True]
+    allowed = ("GarbageFunction", "TablesChange", "TablesShow")
+    assert [[one.startswith(name) for name in allowed].count(True) for one in called] == [1, 1, 1]
 
 
 def test_cdk_nag_finds_nothing(made: Assembly) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.assembly import Assembly
-from tests.state_machine import EXECUTION, Execution, definition, execute
+from tests.fake_clock import FakeClock
+from tests.lambda_states import StatefulLambda
+from tests.state_machine import EXECUTION, Execution, Refused, definition, execute
 
 CREATED = {
     "run_id": "4c5e",
@@ -142,9 +146,33 @@ def test_every_task_is_retried_after_any_error(machine: Any) -> None:
         if state["Type"] == "Task"
     }
     assert retried.keys() == {"Create", "Submit", "Follow", "Cancel", "Report"}
-    assert retried["Create"].pop("Lambda.TooManyRequestsException") == 5
+    assert {one.pop("Lambda.TooManyRequestsException") for one in retried.values()} == {20}
     assert retried.pop("Create")["States.ALL"] == 2
     assert [retry["States.ALL"] for retry in retried.values()] == [5] * 4
+
+
+def test_inactive_lambdas_are_waited_for_and_run_once(machine: Any) -> None:
+    clock, lambdas = FakeClock(), Lambdas(["RUNNING"])
+    idle = {
+        name: StatefulLambda(lambdas[name], clock, pending_seconds=280)
+        for name in ("Create", "Submit", "Follow", "Cancel", "Report")
+    }
+
+    def task(name: str) -> Callable[[Any], Any]:
+        def call(event: Any) -> Any:
+            try:
+                return idle[name].call(event)
+            except ClientError as error:
+                raise Refused(f"Lambda.{error.response['Error']['Code']}", str(error)) from None
+
+        return call
+
+    done = execute(machine, {name: task(name) for name in idle}, clock.sleep)
+    assert done.last == "Failed"
+    assert lambdas.reported()["status"]["reason"] == "it took longer than 360 minutes"
+    runs = Counter(name for name, _ in lambdas.calls)
+    assert runs.pop("Follow") == 720
+    assert runs == {"Create": 1, "Submit": 1, "Cancel": 1, "Report": 1}
 
 
 @pytest.mark.parametrize("minutes", [10, 360, 1_000, 2_880])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from botocore.stub import ANY
 
 from dormouse.errors import InstanceError
 from lambdas import migrate
@@ -102,10 +100,7 @@ def test_a_setting_equal_to_the_current_state_does_not_stop_migrations(
     """The instance was deployed paused, and resumed later. The setting is now changed to running, too."""
     event["ResourceProperties"]["DeployPaused"] = "true"
     aws.state = "running"
-    login = json.dumps({"username": "master", "password": "secret"})
-    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
-    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
-    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    aws.give_login(SECRET, "secret")
     begin(updated(event, migrations="c1", DeployPaused="false"), Context())
     assert (aws.state, len(aws.handed), cloudformation.answers) == ("running", 1, [])
 
@@ -169,9 +164,6 @@ def test_a_replacing_database_is_migrated_even_while_the_instance_is_paused(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
     aws.state = "paused"
-    login = json.dumps({"username": "master", "password": "secret"})
-    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
-    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
-    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    aws.give_login(SECRET, "secret")
     begin(updated(event, Host="another"), Context())
     assert len(aws.handed) == 1 and cloudformation.answers == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dormouse.settings.lambdas import (
     MigrateEnvironment,
     SwitchEnvironment,
 )
+from dormouse.settings.section import WAKE
 from lambdas import commit, compaction, garbage, maintenance, migrate, pause, runs
 from tests.aws.schedules.test_commit_lambda import record
 from tests.aws_lambda import Context
@@ -187,6 +189,17 @@ def test_a_malformed_event_is_one_line_that_names_the_fault(name: str) -> None:
             handler(event, Context())
         assert named in str(caught.value), event
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [garbage.handler, maintenance.handler, migrate.handler],
+    ids=lambda handler: handler.__module__,
+)
+def test_a_lambda_ignores_a_call_that_makes_it_active(handler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("DORMOUSE_")]:
+        monkeypatch.delenv(name)
+    assert handler(WAKE, Context()) is None
 
 
 @pytest.mark.parametrize("event", [{}, *NO_OBJECTS])

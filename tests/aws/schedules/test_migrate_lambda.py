@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from botocore.stub import ANY
 from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -354,11 +353,8 @@ def of_cloudformation(event: dict[str, Any]) -> dict[str, Any]:
 def test_the_login_comes_from_the_secret(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
-    login = json.dumps({"username": "master", "password": PASSWORD})
     aws.stack_status = "CREATE_IN_PROGRESS"
-    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
-    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
-    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    aws.give_login(SECRET, PASSWORD)
     begin(of_cloudformation(event), Context())
     assert cloudformation.answers == [], "the other lambda answers"
     handler(*aws.handed, Context())
@@ -392,11 +388,8 @@ def test_a_rollback_to_older_code_succeeds_and_reports_the_newer_schema(
     handler(event, Context())
     with psycopg.connect(dsn) as conn:
         conn.execute("insert into dormouse.migration values (999, 'of_tomorrow', 'x')")
-    login = json.dumps({"username": "master", "password": PASSWORD})
     aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
-    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
-    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
-    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    aws.give_login(SECRET, PASSWORD)
     begin(of_cloudformation(updated(event, migrations="c9")), Context())
     handler(aws.handed[0], Context())
     answer = cloudformation.answers[1]

@@ -20,7 +20,8 @@ from dormouse.aws.switches import SwitchStack, sleeper_state
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.resources import QueryResources, Resources, resources_parameter, state_parameter
 from lambdas import pause as pause_lambda
-from tests.deployed import PAUSED, REGION, Deployed, FakeClock, StubSession, deploy
+from tests.deployed import PAUSED, REGION, Deployed, StubSession, deploy
+from tests.fake_clock import FakeClock
 from tests.support.aws import Aws, DeployedInstance, pause, resume, status
 
 STACK = "dormouse-dev-query"

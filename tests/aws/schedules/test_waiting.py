@@ -13,7 +13,8 @@ from moto import mock_aws
 from moto.sqs.models import sqs_backends
 
 from dormouse.aws.renewal import renew
-from tests.deployed import REGION, Deployed, FakeClock, deploy
+from tests.deployed import REGION, Deployed, deploy
+from tests.fake_clock import FakeClock
 from tests.support.aws import pause, status
 
 DAY = 86_400
