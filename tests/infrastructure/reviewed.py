@@ -54,7 +54,7 @@ Pair = tuple[Any, Any, Any]
 
 
 def reviewable(templates: Mapping[str, Any]) -> Templates:
-    """Returns the templates without the version of the bootstrap, and without the hashes of uploads."""
+    """Returns the templates without bootstrap version, hashes of uploads and paths of constructs."""
     cleaned = {}
     for stack, template in templates.items():
         parameters = {
@@ -63,9 +63,17 @@ def reviewable(templates: Mapping[str, Any]) -> Templates:
             if name != "BootstrapVersion"
         }
         kept = {key: value for key, value in template.items() if key not in {"Rules", "Parameters"}}
+        resources = template.get("Resources", {})
+        kept["Resources"] = {name: _without_path(body) for name, body in resources.items()}
         cleaned[stack] = kept | ({"Parameters": parameters} if parameters else {})
     found: Templates = json.loads(DIGEST.sub("<hash>", json.dumps(cleaned)))
     return found
+
+
+def _without_path(resource: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {key: value for key, value in resource.get("Metadata", {}).items() if key != "aws:cdk:path"}
+    kept = {key: value for key, value in resource.items() if key != "Metadata"}
+    return kept | ({"Metadata": metadata} if metadata else {})
 
 
 def shortened(templates: Mapping[str, Any], instance: str) -> Templates:

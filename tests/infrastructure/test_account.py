@@ -89,7 +89,7 @@ def test_a_role_with_another_path_has_another_name(bound: Assembly, tmp_path: Pa
 
 
 def test_the_bootstrap_of_the_settings_is_used(bound: Assembly) -> None:
-    for stack, template in bound.templates.items():
+    for stack, template in bound.stacks.items():
         assert template["Parameters"]["BootstrapVersion"]["Default"] == "/cdk-bootstrap/acme/version", stack
     assert "hnb659fds" not in json.dumps(bound.manifest) + json.dumps(bound.templates)
 

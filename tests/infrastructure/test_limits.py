@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dormouse.settings.database import INSTANCE_TYPES_MAX
-from dormouse.settings.deployment import EMR_TAG_BYTES_MAX, SUBNETS_MAX
+from dormouse.settings.deployment import DATABASES_MAX, EMR_TAG_BYTES_MAX, SUBNETS_MAX
 from tests.assembly import settings, synthesize
 
 ENVIRONMENT_BYTES_MAX = 4_096
@@ -65,3 +67,26 @@ def test_the_environment_of_a_lambda_that_creates_clusters_fits(tmp_path: Path) 
     }
     assert {name: size for name, size in sizes.items() if size > ENVIRONMENT_BYTES_MAX} == {}
     assert max(sizes.values()) > ENVIRONMENT_BYTES_MAX / 2
+
+
+@pytest.mark.slow
+def test_the_largest_instance_fits_into_one_stack(tmp_path: Path) -> None:
+    """CloudFormation takes at most 500 resources, 200 parameters and a template of 1 MB."""
+    configuration = settings(
+        "prod",
+        id="a" * 20,
+        commit={"queues": 16},
+        compaction={"engine": "emr-ec2-steps"},
+        query={},
+        access={},
+        rows={"databases": DATABASES_MAX, "own_clusters": True},
+        iam={"policies": ["operator", "reader"]},
+        backup={},
+        audit={},
+    )
+    synthesize(configuration, tmp_path / "assembly", checked=False)
+    [path] = (tmp_path / "assembly").glob("*-application.template.json")
+    template = json.loads(path.read_text("utf-8"))
+    assert 300 < len(template["Resources"]) <= 500
+    assert len(template["Parameters"]) <= 200
+    assert path.stat().st_size <= 1_000_000

@@ -160,7 +160,7 @@ def test_a_schedule_that_cannot_call_raises_an_alarm(part: str, synthesized: All
     fails = alarm(synthesized("prod"), f"{part}-schedule")
     name, statistic, rule = metric(fails)
     assert (name, statistic) == ("FailedInvocations", "Sum")
-    assert f"{part.lower()}rule" in rule.lower()
+    assert rule.startswith(f"{part}ScheduleRule")
     assert state(fails, [None, 1.0, None]) == "OK"
     assert state(fails, [1.0, None, 1.0]) == "ALARM"
     assert state(fails, [1.0, 1.0, *[None] * 10]) == "OK"
