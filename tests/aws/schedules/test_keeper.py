@@ -348,3 +348,44 @@ def test_an_unknown_state_counts_as_running(deployed: Deployed, capsys: pytest.C
     ):
         handler(EVENT, None)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["RunningWhilePaused"] == [1.0]
+
+
+# --- an update of the stack that switches the sleeping parts
+
+
+def test_a_failed_update_in_a_pause_leaves_rules_and_mappings_off() -> None:
+    """The rollback turns them on again; the pause turns them off once more before it stops the database."""
+    weeks = Weeks(updates_fail=True)
+    with pytest.raises(InstanceError, match="could not stop the query service and the host for access"):
+        pause(weeks.instance(), wait=True, clock=weeks.clock)
+    assert weeks.sleepers and weeks.read == "running"  # rolled back
+    assert not any(weeks.rules[rule] for rule in RULES) and weeks.mapping == "Disabled"
+    assert weeks.status == "stopped"
+
+
+def test_a_failed_update_in_a_resume_leaves_rules_and_mappings_on() -> None:
+    """The rollback turns them off; the resume turns them on after it, and ends with the error."""
+    weeks = paused("stopped", updates_fail=True)
+    with pytest.raises(InstanceError, match="could not start the query service and the host for access"):
+        resume(weeks.instance(), clock=weeks.clock)
+    assert not weeks.sleepers and weeks.read == "paused"  # rolled back
+    assert all(weeks.rules.values()) and weeks.mapping == "Enabled"
+    assert weeks.status == "available"
+
+
+def test_one_update_switches_all_sleeping_parts() -> None:
+    weeks = Weeks()
+    pause(weeks.instance(), wait=True, clock=weeks.clock)
+    assert weeks.is_asleep and len(weeks.updated) == 2
+    resume(weeks.instance(), clock=weeks.clock)
+    assert weeks.is_awake and len(weeks.updated) == 3
+
+
+@pytest.mark.parametrize("command", [pause, resume])
+def test_a_deploy_of_the_stack_is_awaited(command: Callable[..., Any]) -> None:
+    """The deploy began before the command, so it read the former desired state."""
+    weeks = Weeks() if command is pause else paused("stopped")
+    weeks.update(runs=weeks.sleepers)
+    command(weeks.instance(), wait=True, clock=weeks.clock)
+    assert len(weeks.updated) == 3
+    assert weeks.is_asleep if command is pause else weeks.is_awake
