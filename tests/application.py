@@ -74,5 +74,8 @@ def wake_application(deployed: Deployed) -> None:
     deployed.client("cloudformation").update_stack(
         StackName=STACK,
         UsePreviousTemplate=True,
-        Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
+        Parameters=[
+            {"ParameterKey": "Running", "ParameterValue": "true"},
+            {"ParameterKey": "Other", "UsePreviousValue": True},
+        ],
     )

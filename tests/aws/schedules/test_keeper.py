@@ -375,7 +375,8 @@ def test_a_failed_update_in_a_resume_leaves_rules_and_mappings_on() -> None:
 
 def test_one_update_switches_all_sleeping_parts() -> None:
     weeks = Weeks()
-    pause(weeks.instance(), wait=True, clock=weeks.clock)
+    steps = [one.step for one in pause(weeks.instance(), wait=True, clock=weeks.clock).steps]
+    assert steps.count("stop the query service and the host for access") == 1
     assert weeks.is_asleep and len(weeks.updated) == 2
     resume(weeks.instance(), clock=weeks.clock)
     assert weeks.is_awake and len(weeks.updated) == 3
