@@ -24,6 +24,7 @@ from dormouse.aws.steps import Clock
 from dormouse.errors import CommitQueueError, InstanceError
 from dormouse.settings.resources import (
     AccessResources,
+    ApplicationResources,
     CommitResources,
     DatabaseResources,
     PauseResources,
@@ -69,16 +70,21 @@ RESOURCES = Resources(
     garbage=ScheduledResources(rules=("garbage",), function="garbage"),
     compaction=RunResources(rules=("compaction",), function="compaction", state_machine=MACHINE),
     maintenance=RunResources(rules=("maintenance",), function="maintenance"),
-    query=QueryResources(
-        stack=stack_name("dev", "query"), switch="switch-query", url="u", token="t", cluster="c",  # noqa: S106
-        service="s", tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
+    application=ApplicationResources(
+        stack=stack_name("dev", "application"),
+        switch="switch",
+        parts=(*RULES, "commit", "query", "access", "pause"),
     ),
-    access=AccessResources(stack=stack_name("dev", "access"), switch="switch-access", host="h", endpoints=2),
+    query=QueryResources(
+        url="u", token="t", cluster="c", service="s",  # noqa: S106
+        tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
+    ),
+    access=AccessResources(host="h", endpoints=2),
     pause=PauseResources(rule="keeper", queue="starts", function="pause", drain_seconds=60),
 )  # fmt: skip
-SLEEPERS = ("query", "access")
 UPDATE_SECONDS = 400.0
-"""The duration of an update of a sleeper's stack. A sleeper is a part that a pause puts to sleep."""
+"""The duration of an update of the stack `application`, which has the sleepers: parts that a pause puts to
+sleep."""
 
 
 Fault = Callable[[str], BaseException | None]
@@ -115,14 +121,20 @@ class Weeks:
     """The time at which the state machine's execution ends."""
 
     deploying: bool = False
-    sleepers: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(SLEEPERS, True))
-    """The sleepers by name, each with True if it runs."""
+    sleepers: bool = True
+    """True if the sleepers run, after the update that is under way."""
+
+    read: str = "running"
+    """The desired state that the last update of the stack read. Rules and the mapping follow it."""
 
     updates_fail: bool = False
     """True if CloudFormation rolls every update back."""
 
-    updated: dict[str, list[float]] = field(default_factory=lambda: {one: [-DAY] for one in SLEEPERS})
-    """The times at which updates of a sleeper's stack began, by sleeper."""
+    updated: list[float] = field(default_factory=lambda: [-DAY])
+    """The times at which updates of the stack began."""
+
+    _before: tuple[bool, str] | None = None
+    """The values of `sleepers` and `read` before the update that is under way; None without an update."""
 
     tells_ages: bool = True
     """True if CloudWatch returns the age of messages."""
@@ -159,7 +171,8 @@ class Weeks:
         """
         while self.now < then:
             due = [self._next_hour, *self._due] if self.is_kept else self._due
-            step = min([then, self._changes_at(), self.now + HIDDEN_SECONDS, *due])
+            update = [self.updated[-1] + UPDATE_SECONDS] if self._before is not None else []
+            step = min([then, self._changes_at(), self.now + HIDDEN_SECONDS, *due, *update])
             if self._is_quiet:
                 step = min([then, self._changes_at(), *([self.now + DAY / 4] if self.messages else [])])
                 self._next_hour += max(0.0, step - self._next_hour) // HOUR * HOUR
@@ -190,6 +203,8 @@ class Weeks:
         self._commit(seconds)
         if self.mapping in ("Enabling", "Disabling") and self.now - self.mapping_since >= MAPPING_SECONDS:
             self.mapping = {"Enabling": "Enabled", "Disabling": "Disabled"}[self.mapping]
+        if self._before is not None and self.now >= self.updated[-1] + UPDATE_SECONDS:
+            self._end_update(*self._before)
         if self.now >= self._changes_at():
             self._becomes(
                 "starting" if self.status == "stopped" else TAKES.get(self.status, (0, "available"))[1]
@@ -344,35 +359,56 @@ class Weeks:
     def describe_stacks(self, **given: Any) -> Any:
         status = f"UPDATE_{'IN_PROGRESS' if self.deploying else 'COMPLETE'}"
         migrate = {"StackName": stack_name("dev", "migrate"), "StackStatus": status}
-        found = [migrate, *(self._stack(one) for one in SLEEPERS)]
+        found = [migrate, self._application]
         tagged = [{**one, "Tags": [{"Key": "dormouse:instance", "Value": "dev"}]} for one in found]
         return {
             "Stacks": [one for one in tagged if given.get("StackName", one["StackName"]) == one["StackName"]]
         }
 
-    def _stack(self, name: str) -> dict[str, Any]:
-        """Returns a sleeper's stack. From the beginning of an update, the stack's parameter has the new
-        value.
-        """
-        ago = self.now - self.updated[name][-1]
-        ended = "ROLLBACK_COMPLETE" if self.updates_fail and len(self.updated[name]) > 1 else "COMPLETE"
+    @property
+    def _application(self) -> dict[str, Any]:
+        """The stack of the sleepers. From the beginning of an update, its parameter has the new value."""
+        ended = "ROLLBACK_COMPLETE" if self.updates_fail and len(self.updated) > 1 else "COMPLETE"
+        began = datetime.now(UTC) - timedelta(seconds=self.now)
+        parameters = {"Running": str(self.sleepers).lower(), "State": state_parameter("dev")}
         return {
-            "StackName": stack_name("dev", name),
-            "StackStatus": f"UPDATE_{'IN_PROGRESS' if ago < UPDATE_SECONDS else ended}",
-            "LastUpdatedTime": datetime.now(UTC) - timedelta(seconds=ago),
-            "Parameters": [{"ParameterKey": "Running", "ParameterValue": str(self.sleepers[name]).lower()}],
+            "StackName": stack_name("dev", "application"),
+            "StackStatus": f"UPDATE_{ended if self._before is None else 'IN_PROGRESS'}",
+            "LastUpdatedTime": began + timedelta(seconds=self.updated[-1]),
+            "Parameters": [
+                {"ParameterKey": key, "ParameterValue": value, "ResolvedValue": self.read}
+                for key, value in parameters.items()
+            ],
         }
+
+    def update(self, *, runs: bool) -> None:
+        """Begins an update of the stack, which reads the desired state."""
+        self._before = self.sleepers, self.read
+        self.updated.append(self.now)
+        self.sleepers, self.read = runs, self.desired
+        if not self.updates_fail:
+            self._follow(self._before[1])
+
+    def _end_update(self, sleepers: bool, read: str) -> None:
+        """Ends an update. A failed one is rolled back: rules and the mapping follow the state of before."""
+        self._before = None
+        if self.updates_fail:
+            (self.sleepers, self.read), tried = (sleepers, read), self.read
+            self._follow(tried)
+
+    def _follow(self, before: str) -> None:
+        """Switches rules and the mapping as the template has them, if the state that it read has changed."""
+        if self.read != before:
+            self.rules |= dict.fromkeys(RULES, self.read == "running")
+            self.mapping = "Enabled" if self.read == "running" else "Disabled"
 
     def describe_stack_events(self, **given: Any) -> Any:
         return {"StackEvents": []}
 
     def invoke(self, **given: Any) -> Any:
-        """Invokes the lambda of a sleeper."""
-        name = given["FunctionName"].removeprefix("switch-")
-        if asked := self._stack(name)["StackStatus"] != "UPDATE_IN_PROGRESS":
-            self.updated[name].append(self.now)
-            if not self.updates_fail:
-                self.sleepers[name] = json.loads(given["Payload"])["running"]
+        """Invokes the lambda that switches the sleepers."""
+        if asked := self._before is None:
+            self.update(runs=json.loads(given["Payload"])["running"])
         return {"Payload": io.BytesIO(json.dumps({"asked": asked}).encode())}
 
     def describe_db_clusters(self, **given: Any) -> Any:
@@ -392,10 +428,10 @@ class Weeks:
 
     @property
     def is_asleep(self) -> bool:
-        on = [name for name in RULES if self.rules[name]] + [*filter(self.sleepers.get, SLEEPERS)]
+        on = self.sleepers or any(self.rules[name] for name in RULES)
         return self.status in ASLEEP and not on and self.mapping == "Disabled" and self.rules["keeper"]
 
     @property
     def is_awake(self) -> bool:
-        on = all(self.rules.values()) and all(self.sleepers.values())
+        on = all(self.rules.values()) and self.sleepers
         return self.status == "available" and on and self.mapping == "Enabled"

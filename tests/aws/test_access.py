@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from moto import mock_aws
-from moto.cloudformation.models import cloudformation_backends
-from moto.core import DEFAULT_ACCOUNT_ID
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.aws.cost import Assumptions, estimate
@@ -18,19 +16,15 @@ from dormouse.aws.keeper import keep
 from dormouse.aws.switches import sleeper_state
 from dormouse.errors import InstanceError
 from dormouse.postgres import session
-from dormouse.settings.resources import AccessResources, Described, SleepingResources, resources_parameter
-from tests.aws.schedules.test_query_switch import described, expect_update, ran, step
+from dormouse.settings.resources import AccessResources, resources_parameter
+from tests.application import add_application, break_application, parameters, wake_application, write_part
+from tests.aws.schedules.test_query_switch import described, expect_switch, ran, step
 from tests.deployed import REGION, Deployed, StubSession, deploy
 from tests.fake_clock import FakeClock
 from tests.support.aws import pause, resume, status
 from tests.support.settings import parse
 
-STACK = "dormouse-dev-access"
-HOST = AccessResources(stack=STACK, host="i-0123456789abcdef0", endpoints=2)
-TEMPLATE = {
-    "Parameters": {"Running": {"Type": "String", "Default": "true"}},
-    "Resources": {"Kept": {"Type": "AWS::SQS::Queue"}},
-}
+HOST = AccessResources(host="i-0123456789abcdef0", endpoints=2)
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -40,20 +34,8 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
         monkeypatch.delenv(name, raising=False)
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
-        found.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
-        write_parameter(found, HOST)
+        add_application(found, monkeypatch, access=HOST)
         yield found
-
-
-def write_parameter(deployed: Deployed, host: Described, part: str = "access") -> None:
-    name = resources_parameter("dev", part)
-    value = host.model_dump_json()
-    deployed.client("ssm").put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
-
-
-def running(deployed: Deployed) -> str:
-    [stack] = deployed.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
-    return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}["Running"]
 
 
 @pytest.mark.slow
@@ -62,25 +44,24 @@ def test_the_host_is_paused_and_resumed_with_the_instance(deployed: Deployed) ->
     assert (status(deployed.find()).access, status(deployed.find()).summary) == ("running", "running")
     report = pause(deployed.find(), wait=True, clock=clock)
     assert "stop the host for access" in [one.step for one in report.steps]
-    assert running(deployed) == "false"
+    assert parameters(deployed)["Running"] == "false"
     found = status(deployed.find())
     assert (found.access, found.summary) == ("asleep", "paused")
     assert dict(found.usd_hour)["host for access and endpoints"] == 0.0
     resume(deployed.find(), clock=clock)
-    assert running(deployed) == "true"
+    assert parameters(deployed)["Running"] == "true"
     assert dict(status(deployed.find()).usd_hour)["host for access and endpoints"] > 0.02
 
 
 @pytest.fixture
-def on_ec2() -> Iterator[Deployed]:
-    """Yields an instance with compaction on EC2, whose endpoint is in a stack that sleeps."""
+def on_ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    """Yields an instance with compaction on EC2, with an endpoint that sleeps."""
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy(engine="emr-ec2-steps")
-        found.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
         described = found.find().resources.compaction
         assert described is not None
-        endpoint = described.model_copy(update={"endpoint": SleepingResources(stack=STACK)})
-        write_parameter(found, endpoint, "compaction")
+        compaction = described.model_copy(update={"has_endpoint": True})
+        add_application(found, monkeypatch, compaction=compaction)
         yield found
 
 
@@ -101,9 +82,7 @@ def test_the_endpoint_of_emr_is_deleted_after_the_clusters_and_created_before_th
 
 
 def test_an_endpoint_of_emr_that_cannot_be_deleted_does_not_keep_the_database_awake(on_ec2: Deployed) -> None:
-    stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
-    [broken] = [one for one in stacks if one.name == STACK]
-    broken.status = "UPDATE_ROLLBACK_FAILED"
+    break_application()
     with pytest.raises(InstanceError, match="could not stop the endpoint of EMR"):
         pause(on_ec2.find(), wait=True, clock=FakeClock().clock)
     assert on_ec2.state()["database"] == "stopped"
@@ -112,13 +91,9 @@ def test_an_endpoint_of_emr_that_cannot_be_deleted_does_not_keep_the_database_aw
 @pytest.mark.slow
 def test_a_host_that_runs_while_paused_is_reported(deployed: Deployed) -> None:
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
-    deployed.client("cloudformation").update_stack(
-        StackName=STACK,
-        UsePreviousTemplate=True,
-        Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
-    )
+    wake_application(deployed)
     assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
-    assert keep(deployed.find()).left == ("the host for access is running: pause dev again",)
+    assert keep(deployed.find()).left == ("the host for access: running",)
 
 
 def test_a_host_created_while_paused_starts_with_the_resume() -> None:
@@ -128,10 +103,10 @@ def test_a_host_created_while_paused_starts_with_the_resume() -> None:
     """
     stubs = StubSession()
     described(stubs, *[("CREATE_COMPLETE", "true", 1)] * 3, desired="paused")
-    expect_update(stubs, "true")
+    expect_switch(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
     sleeper = step(stubs, runs=False)
-    assert sleeper_state(sleeper.instance, sleeper.resources) == "asleep"
+    assert sleeper_state(sleeper.instance) == "asleep"
     assert ran(sleeper).outcome == "already"
     assert ran(step(stubs, runs=True)).outcome == "done"
     stubs.assert_all_stubs_were_used()
@@ -181,7 +156,7 @@ def test_a_missing_or_stopped_host_is_one_line(
     if host is None:
         deployed.client("ssm").delete_parameter(Name=resources_parameter("dev", "access"))
     else:
-        write_parameter(deployed, host)
+        write_part(deployed, "access", host)
     assert cli("access", "--instance", "dev", "--region", REGION) == (1, "", f"dormouse: {message}\n")
 
 

@@ -228,7 +228,7 @@ def test_a_paused_query_service_is_charged_only_for_its_name_and_token() -> None
 
 
 QUERY = QueryResources(
-    stack="s", url="u", token="t", cluster="c", service="query",  # noqa: S106
+    url="u", token="t", cluster="c", service="query",  # noqa: S106
     tasks_min=1, cpu=2_048, memory_mb=8_192,
     endpoints=4,
 )  # fmt: skip
@@ -237,7 +237,7 @@ QUERY = QueryResources(
 @pytest.mark.parametrize(
     ("live", "tasks", "ways"),
     [
-        ({"query_tasks": 0, "query_sleeps": True}, 0.0, 0.0),
+        ({"query_tasks": 0, "sleeps": True}, 0.0, 0.0),
         ({"query_tasks": 0}, 0.0, 0.0625),
         ({"query_tasks": 3}, 3 * 2 * (0.042094 + 4 * 0.004628) / 1.3, 0.0625),
         ({}, None, 0.0625),

@@ -178,7 +178,7 @@ def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeCl
 
 
 @pytest.mark.parametrize("is_stated", [True, False])
-def test_without_the_pause_stack_a_pause_warns_how_long_it_lasts(
+def test_without_the_part_pause_a_pause_warns_how_long_it_lasts(
     deployed: Deployed, clock: FakeClock, is_stated: bool
 ) -> None:
     ssm, lines = deployed.client("ssm"), []
@@ -259,9 +259,9 @@ def test_nothing_is_paused_while_a_stack_is_deployed(
     deployed: Deployed, clock: FakeClock, *, dry_run: bool
 ) -> None:
     """The deploy would enable disabled parts again, or fail because the database is stopped."""
-    stack = make_stack(deployed, "commit")
+    stack = make_stack(deployed, "storage")
     stack.status = "UPDATE_IN_PROGRESS"
-    with pytest.raises(InstanceError, match="-commit is in update in progress: pause it when"):
+    with pytest.raises(InstanceError, match="-storage is in update in progress: pause it when"):
         pause(deployed.find(), dry_run=dry_run, clock=clock.clock)
     assert deployed.state() == RUNNING
     stack.status = "UPDATE_ROLLBACK_COMPLETE"
@@ -272,7 +272,7 @@ def test_a_stack_with_an_unexecuted_change_set_does_not_prevent_a_pause(
     deployed: Deployed, clock: FakeClock
 ) -> None:
     """A stack whose change set is never executed stays in review without limit."""
-    make_stack(deployed, "commit").status = "REVIEW_IN_PROGRESS"
+    make_stack(deployed, "storage").status = "REVIEW_IN_PROGRESS"
     make_stack(deployed, "migrate").status = "REVIEW_IN_PROGRESS"
     pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
@@ -280,7 +280,7 @@ def test_a_stack_with_an_unexecuted_change_set_does_not_prevent_a_pause(
 
 
 def test_a_deploy_to_another_instance_does_not_prevent_a_pause(deployed: Deployed, clock: FakeClock) -> None:
-    make_stack(deployed, "commit", of="dev-2").status = "UPDATE_IN_PROGRESS"
+    make_stack(deployed, "storage", of="dev-2").status = "UPDATE_IN_PROGRESS"
     pause(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
 

@@ -126,10 +126,10 @@ def test_an_instance_is_not_resumed_during_a_deploy(
 ) -> None:
     """The deploy has already read the desired state "paused", and leaves schedules and mappings disabled."""
     pause(deployed.find(), clock=clock.clock)
-    stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
+    stacks = [{"StackName": "dormouse-dev-storage", "StackStatus": "UPDATE_IN_PROGRESS"}]
     monkeypatch.setattr("dormouse.aws.pause.stacks_of", lambda aws, instance_id: iter(stacks))
     with pytest.raises(
-        InstanceError, match="commit is in update in progress: resume it when the deploy has ended"
+        InstanceError, match="storage is in update in progress: resume it when the deploy has ended"
     ):
         resume(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED
@@ -216,12 +216,10 @@ def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
     assert done["pause"] > 30 // every and done["resume"] > 20 // every
 
 
-def test_the_status_names_stacks_that_the_last_deploy_did_not_have(deployed: Deployed) -> None:
-    described = resources.TablesResources(show="show", change="change", parts=("tables", "commit"))
-    where = resources.resources_parameter("dev", "tables")
-    deployed.client("ssm").put_parameter(Name=where, Value=described.model_dump_json(), Type="String")
+def test_the_status_names_stacks_that_no_deploy_has(deployed: Deployed) -> None:
+    """Older deployments had a stack for each part."""
     tags = [{"Key": resources.INSTANCE_TAG, "Value": "dev"}]
-    for part in ("tables", "commit", "query"):
+    for part in ("network", "application", "copy", "query"):
         name = resources.stack_name("dev", part)
         deployed.client("cloudformation").create_stack(
             StackName=name, TemplateBody='{"Resources": {}}', Tags=tags

@@ -37,26 +37,35 @@ def listed(deployed: Deployed) -> dict[str, list[dict[str, str]]]:
         of = {"ResourceType": kind, "PhysicalResourceId": name, "LogicalResourceId": logical}
         return {**of, "ResourceStatus": "CREATE_COMPLETE"}
 
-    garbage, compaction, maintenance = (resource("AWS::Events::Rule", rule) for rule in deployed.rules)
-    application = (
-        [resource("AWS::EMRServerless::Application", deployed.application)] if deployed.application else []
+    rules = zip(
+        ("Garbage", "Compaction", "Maintenance", "Pause"), (*deployed.rules, deployed.keeper), strict=True
     )
+    mappings = [
+        resource("AWS::Lambda::EventSourceMapping", uuid, "CommitFunctionSqs1A2B")
+        for uuid in deployed.mappings
+    ]
+    engine = "AWS::EMRServerless::Application"
     return {
         "storage": [resource("AWS::S3::Bucket", "data")],
         "database": [
             resource("AWS::RDS::DBCluster", "of-rows", "RowsCluster1A2B3C4D"),
             resource("AWS::RDS::DBCluster", deployed.cluster, "ClusterEB0386A7"),
         ],
-        "commit": [resource("AWS::Lambda::EventSourceMapping", uuid) for uuid in deployed.mappings],
-        "garbage": [garbage],
-        "compaction": [
-            compaction,
-            resource("AWS::StepFunctions::StateMachine", deployed.machine),
-            *application,
-            {"ResourceType": "AWS::Events::Rule", "ResourceStatus": "CREATE_FAILED"},
+        "application": [
+            *(resource("AWS::Events::Rule", rule, f"{part}Rule1A2B") for part, rule in rules),
+            *mappings,
+            resource("AWS::StepFunctions::StateMachine", deployed.machine, "CompactionMachine1A2B"),
+            *(
+                [resource(engine, deployed.application, "CompactionSpark1A2B")]
+                if deployed.application
+                else []
+            ),
+            {
+                "ResourceType": "AWS::Events::Rule",
+                "LogicalResourceId": "CompactionOther1A2B",
+                "ResourceStatus": "CREATE_FAILED",
+            },
         ],
-        "maintenance": [maintenance],
-        "pause": [resource("AWS::Events::Rule", deployed.keeper)],
     }
 
 
@@ -204,7 +213,7 @@ def test_only_snapshots_of_restores_are_listed_and_deleted(deployed_stacks: Depl
 def test_the_plan_lists_what_is_kept_for_backups(
     deployed_stacks: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"storage": ("AWS::KMS::Key", "k-1"), "backup": ("AWS::Backup::BackupVault", "v-1")}
+    given = {"storage": ("AWS::KMS::Key", "k-1"), "application": ("AWS::Backup::BackupVault", "v-1")}
     found = {
         name: [{"ResourceType": kind, "PhysicalResourceId": one, "LogicalResourceId": "It"}]
         for name, (kind, one) in given.items()
@@ -212,13 +221,13 @@ def test_the_plan_lists_what_is_kept_for_backups(
     monkeypatch.setattr(destruction, "_listed", lambda aws, instance_id, stacks: found)
     doom = doomed(parse({"id": "dev"}), deployed_stacks.session)
     assert doom is not None and doom.kept == ("vault v-1", "key k-1")
-    del found["backup"]
+    del found["application"]
     doom = doomed(parse({"id": "dev"}), deployed_stacks.session)
     assert doom is not None and doom.kept == ()
 
 
 def test_an_incomplete_instance_is_wound_down() -> None:
-    """The pause stack and parameters are missing, and some listed resources no longer exist."""
+    """The part `pause` and parameters are missing, and some listed resources no longer exist."""
     deployed, clock = deploy(), FakeClock()
     pause(deployed.find(), wait=True, clock=clock.clock)
     ssm, events = deployed.client("ssm"), deployed.client("events")
@@ -230,7 +239,9 @@ def test_an_incomplete_instance_is_wound_down() -> None:
     deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings[0])
     deployed.client("stepfunctions").delete_state_machine(stateMachineArn=deployed.machine)
     left = listed(deployed)
-    del left["pause"]
+    left["application"] = [
+        one for one in left["application"] if not one["LogicalResourceId"].startswith("Pause")
+    ]
     assert ended(deployed, clock, left)["wake the database"] == "done"
     assert database(deployed).status == "available"
     rds = deployed.client("rds")

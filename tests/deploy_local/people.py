@@ -10,7 +10,7 @@ NAMES = ("operator", "reader")
 
 def arrive(cloud: Cloud, name: str) -> dict[str, str]:
     """Creates the user; returns the environment variables with which it runs commands."""
-    iam, policies = cloud.client("iam"), stack_name("local", "policies")
+    iam, policies = cloud.client("iam"), stack_name("local", "application")
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=policies)["Stacks"]
     outputs = {one["OutputKey"]: one["OutputValue"] for one in stack["Outputs"]}
     iam.create_user(UserName=name)

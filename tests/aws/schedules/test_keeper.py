@@ -19,7 +19,7 @@ from dormouse.settings.resources import state_parameter
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
 from tests.support.aws import pause, resume
-from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal
+from tests.weeks import DAY, HOUR, RULES, Fault, Weeks, refusal
 from tests.weeks_queue import Killed
 
 STATES = [
@@ -31,8 +31,9 @@ FAULTS = {"killed": Killed, "denied": lambda: refusal("AccessDenied", "SomeCall"
 
 
 def paused(status: str, **more: Any) -> Weeks:
-    rules, sleepers = {**dict.fromkeys(RULES, False), "keeper": True}, dict.fromkeys(SLEEPERS, False)
-    return Weeks(status, "paused", rules=rules, mapping="Disabled", sleepers=sleepers, **more)
+    rules = {**dict.fromkeys(RULES, False), "keeper": True}
+    more = {"rules": rules, "mapping": "Disabled", "sleepers": False, "read": "paused", **more}
+    return Weeks(status, "paused", **more)
 
 
 def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool:
@@ -121,12 +122,11 @@ def test_the_keeper_succeeds_although_its_calls_fail(fault: str, loses_events: b
 @pytest.mark.parametrize("wanted", ["paused", "running"])
 def test_a_failing_update_is_retried_once_an_hour_and_reported(wanted: str) -> None:
     weeks = paused("stopped") if wanted == "paused" else Weeks()
-    weeks.sleepers, weeks.updates_fail = dict.fromkeys(SLEEPERS, wanted == "paused"), True
+    weeks.sleepers, weeks.read, weeks.updates_fail = wanted == "paused", "running", True
     weeks.until(12 * HOUR)
-    for times in weeks.updated.values():
-        assert 6 <= len(times) - 1 <= 12
+    assert 6 <= len(weeks.updated) - 1 <= 12
     state = "running" if wanted == "paused" else "asleep"
-    left = (f"the query service is {state}", f"the host for access is {state}")
+    left = (f"the query service and the host for access: {state}",)
     [look, *_] = [look for look in weeks.looks if look is not None and look.left == left]
     assert (look.ended, look.runs_while_paused) == (False, wanted == "paused")
 
@@ -348,3 +348,45 @@ def test_an_unknown_state_counts_as_running(deployed: Deployed, capsys: pytest.C
     ):
         handler(EVENT, None)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["RunningWhilePaused"] == [1.0]
+
+
+# --- an update of the stack that switches the sleeping parts
+
+
+def test_a_failed_update_in_a_pause_leaves_rules_and_mappings_off() -> None:
+    """The rollback turns them on again; the pause turns them off once more before it stops the database."""
+    weeks = Weeks(updates_fail=True)
+    with pytest.raises(InstanceError, match="could not stop the query service and the host for access"):
+        pause(weeks.instance(), wait=True, clock=weeks.clock)
+    assert weeks.sleepers and weeks.read == "running"  # rolled back
+    assert not any(weeks.rules[rule] for rule in RULES) and weeks.mapping == "Disabled"
+    assert weeks.status == "stopped"
+
+
+def test_a_failed_update_in_a_resume_leaves_rules_and_mappings_on() -> None:
+    """The rollback turns them off; the resume turns them on after it, and ends with the error."""
+    weeks = paused("stopped", updates_fail=True)
+    with pytest.raises(InstanceError, match="could not start the query service and the host for access"):
+        resume(weeks.instance(), clock=weeks.clock)
+    assert not weeks.sleepers and weeks.read == "paused"  # rolled back
+    assert all(weeks.rules.values()) and weeks.mapping == "Enabled"
+    assert weeks.status == "available"
+
+
+def test_one_update_switches_all_sleeping_parts() -> None:
+    weeks = Weeks()
+    steps = [one.step for one in pause(weeks.instance(), wait=True, clock=weeks.clock).steps]
+    assert steps.count("stop the query service and the host for access") == 1
+    assert weeks.is_asleep and len(weeks.updated) == 2
+    resume(weeks.instance(), clock=weeks.clock)
+    assert weeks.is_awake and len(weeks.updated) == 3
+
+
+@pytest.mark.parametrize("command", [pause, resume])
+def test_a_deploy_of_the_stack_is_awaited(command: Callable[..., Any]) -> None:
+    """The deploy began before the command, so it read the former desired state."""
+    weeks = Weeks() if command is pause else paused("stopped")
+    weeks.update(runs=weeks.sleepers)
+    command(weeks.instance(), wait=True, clock=weeks.clock)
+    assert len(weeks.updated) == 3
+    assert weeks.is_asleep if command is pause else weeks.is_awake

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,32 +11,23 @@ import pytest
 from botocore.response import StreamingBody
 from botocore.stub import ANY
 from moto import mock_aws
-from moto.cloudformation.models import cloudformation_backends
-from moto.core import DEFAULT_ACCOUNT_ID
 
 from dormouse.aws.steps import Run, StepReport
-from dormouse.aws.switches import SwitchStack, sleeper_state
+from dormouse.aws.switches import SwitchStack, sleeper_state, switch_sleepers
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.resources import QueryResources, Resources, resources_parameter, state_parameter
+from dormouse.settings.resources import ApplicationResources, QueryResources, Resources, state_parameter
 from lambdas import pause as pause_lambda
+from tests.application import STACK, add_application, break_application, parameters, wake_application
 from tests.deployed import PAUSED, REGION, Deployed, StubSession, deploy
 from tests.fake_clock import FakeClock
 from tests.support.aws import Aws, DeployedInstance, pause, resume, status
 
-STACK = "dormouse-dev-query"
 QUERY = QueryResources(
-    stack=STACK, token="arn:secret", cluster="c", service="query",  # noqa: S106
+    token="arn:secret", cluster="c", service="query",  # noqa: S106
     url="http://query.dev.dormouse.internal",
     tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
 )  # fmt: skip
-WITH_SWITCH = QUERY.model_copy(update={"switch": "switch"})
-TEMPLATE = {
-    "Parameters": {
-        "Running": {"Type": "String", "Default": "true"},
-        "Other": {"Type": "String", "Default": "kept"},
-    },
-    "Resources": {"Kept": {"Type": "AWS::SQS::Queue", "Properties": {"QueueName": {"Ref": "Other"}}}},
-}
+APPLICATION = ApplicationResources(stack=STACK, switch="switch", parts=("query",))
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 
@@ -45,42 +35,36 @@ BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 
 @pytest.fixture
-def deployed() -> Iterator[Deployed]:
-    """Yields an instance with a small stack, which has the same parameters as that of the query service."""
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    """Yields an instance with a query service."""
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
-        found.client("cloudformation").create_stack(
-            StackName=STACK,
-            TemplateBody=json.dumps(TEMPLATE),
-            Parameters=[{"ParameterKey": "Other", "ParameterValue": "kept"}],
-        )
-        found.client("ssm").put_parameter(
-            Name=resources_parameter("dev", "query"), Value=QUERY.model_dump_json(), Type="String"
-        )
+        add_application(found, monkeypatch, query=QUERY)
         yield found
 
 
-def parameters(deployed: Deployed) -> dict[str, str]:
-    """Returns the stack's parameters by name. Moto updates parameters differently from CloudFormation."""
-    [stack] = deployed.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
-    return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
-
-
-def test_the_service_stops_first_and_starts_last_and_other_parameters_stay(deployed: Deployed) -> None:
+def test_the_service_stops_after_the_runs_and_starts_before_the_schedules(deployed: Deployed) -> None:
+    """A failed update of the stack switches schedules and mappings back, so they are switched after it."""
     clock = FakeClock().clock
     report = pause(deployed.find(), clock=clock)
-    assert [one.step for one in report.steps][1] == "stop the query service"
+    assert [one.step for one in report.steps] == [
+        "write the desired state: paused", "disable the schedules", "disable the mappings of the queues",
+        "let running commits end", "let scheduled lambdas end", "let runs end", "stop EMR",
+        "stop the query service", "disable the schedules", "disable the mappings of the queues",
+        "stop the database", "enable the rule that keeps the database asleep", "verify",
+    ]  # fmt: skip
     assert parameters(deployed) == {"Running": "false", "Other": "kept"}
     report = resume(deployed.find(), clock=clock)
-    assert [one.step for one in report.steps][-2:] == ["start the query service", "verify"]
+    assert [one.step for one in report.steps] == [
+        "write the desired state: running", "start the database", "start the query service",
+        "enable the mappings of the queues", "enable the schedules", "verify",
+    ]  # fmt: skip
     assert parameters(deployed) == {"Running": "true", "Other": "kept"}
 
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_broken_stack_does_not_keep_other_parts_running(deployed: Deployed, *, wait: bool) -> None:
-    stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
-    [broken] = [one for one in stacks if one.name == STACK]
-    broken.status = "UPDATE_ROLLBACK_FAILED"
+    break_application()
     lines: list[str] = []
     with pytest.raises(InstanceError, match=r"could not stop the query service: .*update rollback failed"):
         pause(deployed.find(), wait=wait, tell=lines.append, clock=FakeClock().clock)
@@ -89,9 +73,7 @@ def test_a_broken_stack_does_not_keep_other_parts_running(deployed: Deployed, *,
 
 
 def test_a_resume_during_a_pause_wins_although_a_stack_is_broken(deployed: Deployed) -> None:
-    stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
-    [broken] = [one for one in stacks if one.name == STACK]
-    broken.status = "UPDATE_ROLLBACK_FAILED"
+    break_application()
 
     def resumed(line: str) -> None:
         if "could not stop" in line:
@@ -114,7 +96,7 @@ def test_a_stopped_service_is_left_alone(deployed: Deployed) -> None:
 def test_a_dry_run_reports_the_steps_without_doing_them(deployed: Deployed) -> None:
     report = pause(deployed.find(), dry_run=True, clock=FakeClock().clock)
     [step] = [one for one in report.steps if one.step == "stop the query service"]
-    assert (step.outcome, step.what) == ("would", ("it runs",))
+    assert (step.outcome, step.what) == ("would", ("running",))
     assert parameters(deployed)["Running"] == "true"
 
 
@@ -132,11 +114,7 @@ def test_status_reports_whether_the_service_runs_its_address_and_cost(deployed: 
 
 def test_status_reports_a_service_that_runs_while_paused(deployed: Deployed) -> None:
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
-    deployed.client("cloudformation").update_stack(
-        StackName=STACK,
-        UsePreviousTemplate=True,
-        Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
-    )
+    wake_application(deployed)
     assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
 
 
@@ -214,14 +192,14 @@ def test_the_switch_lambda_updates_the_stack_so_that_users_need_no_right_to(
     expect_switch(stubs, "false")
     described(stubs, ("UPDATE_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
     expect_events(stubs, (STACK, "UPDATE_IN_PROGRESS", "User Initiated"))
-    assert ran(step(stubs, runs=False, query=WITH_SWITCH)).outcome == "done"
+    assert ran(step(stubs, runs=False)).outcome == "done"
 
 
 def test_an_error_of_the_switch_lambda_is_reported(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
     expect_switch(stubs, "false", '{"errorMessage": "no right"}', FunctionError="Unhandled")
     with pytest.raises(InstanceError, match="the lambda switch failed: no right"):
-        ran(step(stubs, runs=False, query=WITH_SWITCH))
+        ran(step(stubs, runs=False))
 
 
 @pytest.fixture
@@ -258,9 +236,12 @@ def expect_events(stubs: StubSession, *events: tuple[str, str, str]) -> None:
     )
 
 
-def step(stubs: StubSession, *, runs: bool, query: QueryResources = QUERY) -> SwitchStack:
-    instance = DeployedInstance("dev", "123456789012", REGION, Resources(query=query), Aws(stubs))
-    return SwitchStack(instance, "the query service", query, runs)
+def step(stubs: StubSession, *, runs: bool) -> SwitchStack:
+    described = Resources(application=APPLICATION, query=QUERY)
+    [made] = switch_sleepers(
+        DeployedInstance("dev", "123456789012", REGION, described, Aws(stubs)), runs=runs
+    )
+    return made
 
 
 def ran(switch: SwitchStack) -> StepReport:
@@ -271,12 +252,12 @@ def ran(switch: SwitchStack) -> StepReport:
 def test_the_switch_waits_for_an_update_and_its_cleanup(stubs: StubSession) -> None:
     """Parts that cost money are deleted only during the cleanup."""
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
-    expect_update(stubs, "false")
+    expect_switch(stubs, "false")
     described(
         stubs,
         ("UPDATE_COMPLETE", "true", 1),  # CloudFormation may report the update late
     )
-    expect_update(stubs, "false")
+    expect_switch(stubs, "false")
     described(
         stubs,
         ("UPDATE_IN_PROGRESS", "false", 2),
@@ -313,14 +294,14 @@ def test_the_switch_waits_for_an_update_that_an_interrupted_run_began(stubs: Stu
 def test_an_update_in_the_other_direction_is_awaited_and_reversed(stubs: StubSession) -> None:
     """An interrupted pause is still updating the stack when a resume begins."""
     described(stubs, ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "false", 2), ("UPDATE_COMPLETE", "false", 2))
-    expect_update(stubs, "true")
+    expect_switch(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))
     assert ran(step(stubs, runs=True)).outcome == "done"
 
 
 def test_a_failed_update_is_reported_with_its_reason(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "false", 1))
-    expect_update(stubs, "true")
+    expect_switch(stubs, "true")
     described(
         stubs,
         ("UPDATE_IN_PROGRESS", "true", 2),
@@ -338,14 +319,14 @@ def test_a_failed_update_is_reported_with_its_reason(stubs: StubSession) -> None
     with pytest.raises(InstanceError) as caught:
         ran(step(stubs, runs=True))
     assert str(caught.value) == (
-        "could not start the query service: its stack dormouse-dev-query is update rollback complete: "
+        "could not start the query service: its stack dormouse-dev-application is update rollback complete: "
         "AwakeService: ECS Deployment Circuit Breaker was triggered; fix that, then resume it again"
     )
 
 
 def test_after_a_failure_the_next_run_tries_again(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_ROLLBACK_COMPLETE", "false", 2))
-    expect_update(stubs, "true")
+    expect_switch(stubs, "true")
     described(stubs, ("UPDATE_IN_PROGRESS", "true", 3), ("UPDATE_COMPLETE", "true", 3))
     assert ran(step(stubs, runs=True)).outcome == "done"
 
@@ -363,13 +344,20 @@ def test_a_broken_stack_is_not_updated(stubs: StubSession) -> None:
 
 def test_the_switch_waits_for_a_concurrent_deploy(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
+    expect_switch(stubs, "false", '{"asked": false}')
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "false", 2))
+    assert ran(step(stubs, runs=False)).outcome == "done"  # another user's update has the same effect
+
+
+@pytest.mark.usefixtures("lambda_of_the_stack")
+def test_the_lambda_reports_that_a_deploy_is_under_way(stubs: StubSession) -> None:
+    described(stubs, ("UPDATE_COMPLETE", "true", 1))
     stubs.stub("cloudformation").add_client_error(
         "update_stack",
         "ValidationError",
         f"Stack:arn:{STACK} is in UPDATE_IN_PROGRESS state and can not be updated.",
     )
-    described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "false", 2))
-    assert ran(step(stubs, runs=False)).outcome == "done"  # another user's update has the same effect
+    assert pause_lambda.switch({"running": False}, None) == {"asked": False}
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -384,11 +372,12 @@ def test_a_missing_stack_counts_as_stopped_and_cannot_start(runs: bool, stubs: S
         assert ran(step(stubs, runs=False)).outcome == "already"
 
 
+@pytest.mark.usefixtures("lambda_of_the_stack")
 def test_a_missing_right_to_update_is_named(stubs: StubSession) -> None:
     described(stubs, ("UPDATE_COMPLETE", "true", 1))
     stubs.stub("cloudformation").add_client_error("update_stack", "AccessDenied", "no")
     with pytest.raises(InstanceError, match="no right to cloudformation:UpdateStack: ask for it"):
-        ran(step(stubs, runs=False))
+        pause_lambda.switch({"running": False}, None)
 
 
 @pytest.mark.parametrize(
@@ -404,4 +393,4 @@ def test_the_state_of_the_service_is_shown_in_words(
     state: str, running: str, words: str, stubs: StubSession
 ) -> None:
     described(stubs, (state, running, 1))
-    assert sleeper_state(step(stubs, runs=True).instance, QUERY) == words
+    assert sleeper_state(step(stubs, runs=True).instance) == words
