@@ -7,7 +7,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_lambda_event_sources as event_sources
 from constructs import Construct
 
-from dormouse.settings.deployment import CommitSettings
+from dormouse.settings.database import CommitSettings
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.resources import CommitResources
 from dormouse.settings.section import VISIBILITY_SECONDS_MAX
