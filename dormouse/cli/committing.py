@@ -134,9 +134,8 @@ def _keep_maintaining(command: list[str], variables: dict[str, str], stop: threa
             if process.poll() is None:
                 _end(process)
         if not stop.is_set():
-            say(
-                f"maintenance ended with exit code {process.returncode}; it starts again in {AGAIN_SECONDS:g} s"
-            )
+            code = process.returncode
+            say(f"maintenance ended with exit code {code}, and starts again in {AGAIN_SECONDS:g} s")
             stop.wait(AGAIN_SECONDS)
 
 

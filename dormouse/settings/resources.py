@@ -89,22 +89,6 @@ class TablesResources(Described):
     """The short names of all stacks that the last deploy had; empty in older deployments."""
 
 
-class CommitResources(Described):
-    queues: tuple[str, ...]
-    """The URLs of the queues."""
-    dead_letters: tuple[str, ...]
-    mappings: tuple[str, ...]
-    """The UUIDs of the event source mappings."""
-    function: str
-
-
-class ScheduledResources(Described):
-    """The resources of the stack `garbage`."""
-
-    rules: tuple[str, ...]
-    function: str
-
-
 class SleepingResources(Described):
     """The resources of a stack that sleeps by its parameter `Running`."""
 
@@ -112,6 +96,37 @@ class SleepingResources(Described):
     """The name of the stack."""
     switch: str | None = None
     """The name of the function that wakes the stack or puts it to sleep; None in older deployments."""
+
+
+class ServiceResources(SleepingResources):
+    """A service on Fargate in a stack that sleeps."""
+
+    cluster: str
+    """The name of the cluster in ECS."""
+    service: str
+    cpu: int
+    """The CPU of a task; 1024 is one virtual CPU."""
+    memory_mb: int
+    endpoints: int
+    """The number of the stack's interface endpoints."""
+
+
+class CommitResources(Described):
+    queues: tuple[str, ...]
+    """The URLs of the queues."""
+    dead_letters: tuple[str, ...]
+    mappings: tuple[str, ...]
+    """The UUIDs of the event source mappings, which are off if there is a service."""
+    function: str
+    service: ServiceResources | None = None
+    """The service that commits in place of the lambda; None without one."""
+
+
+class ScheduledResources(Described):
+    """The resources of the stack `garbage`."""
+
+    rules: tuple[str, ...]
+    function: str
 
 
 class RunResources(ScheduledResources):
@@ -130,20 +145,12 @@ class RunResources(ScheduledResources):
     """The stack with the interface endpoint of EMR on EC2; None without one of the instance's own."""
 
 
-class QueryResources(SleepingResources):
+class QueryResources(ServiceResources):
     url: str
     """The URL that clients in the VPC call, while the stack runs."""
     token: str
     """The ARN of the secret with the token that clients need."""
-    cluster: str
-    """The name of the cluster in ECS."""
-    service: str
     tasks_min: int
-    cpu: int
-    """The CPU of a task; 1024 is one virtual CPU."""
-    memory_mb: int
-    endpoints: int
-    """The number of the stack's interface endpoints."""
 
 
 class AccessResources(SleepingResources):
