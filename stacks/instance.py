@@ -91,13 +91,13 @@ def not_built(assets: Assets) -> str:
 def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> Watched:
     """Builds the optional stacks for which the settings have a table."""
     settings = foundation.settings
-    commit = CommitStack(app, foundation, settings.commit) if settings.commit else None
+    query = QueryStack(app, foundation, settings.query) if settings.query else None
+    commit = CommitStack(app, foundation, settings.commit, query) if settings.commit else None
     garbage = GarbageStack(app, foundation, settings.garbage) if settings.garbage else None
     compaction = CompactionStack(app, foundation, settings.compaction) if settings.compaction else None
     maintenance = (
         MaintenanceStack(app, foundation, settings.maintenance, compaction) if settings.maintenance else None
     )
-    query = QueryStack(app, foundation, settings.query) if settings.query else None
     access = AccessStack(app, foundation, settings.access) if settings.access else None
     tables = TablesStack(app, foundation)
     for stack in (tables, commit, garbage, compaction, maintenance, query):

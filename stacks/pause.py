@@ -61,10 +61,11 @@ class Switched:
     access: AccessStack | None = None
 
     @property
-    def sleeping(self) -> Sequence[QueryStack | AccessStack | CompactionStack]:
+    def sleeping(self) -> Sequence[QueryStack | AccessStack | CompactionStack | CommitStack]:
         """The stacks that sleep by a parameter."""
         compaction = self.compaction if self.compaction and self.compaction.switch else None
-        return [one for one in (self.query, self.access, compaction) if one]
+        commit = self.commit if self.commit and self.commit.switch else None
+        return [one for one in (self.query, self.access, compaction, commit) if one]
 
 
 KEEPS_MESSAGES = [

@@ -54,7 +54,7 @@ class QueryStack(InstanceStack):
         zone = route53.PrivateHostedZone(
             self, "Zone", vpc=self._placement.vpc, zone_name=query.host_of(self.settings.id)
         )
-        endpoints = self._endpoints_group()
+        self.endpoints_group = endpoints = self._endpoints_group()
         self.awake = Construct(self, "Awake")
         self._wake(clients, zone, endpoints)
         only_while(is_running, self.awake)
