@@ -16,6 +16,7 @@ from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import INSTANCE_TAG
 from stacks.constructs.alarm_topic import AlarmTopic
 from stacks.constructs.chat_channels import SlackChannel, TeamsChannel
+from stacks.constructs.commit_service import SERVICE as COMMITS
 from stacks.constructs.facts import fact
 from stacks.constructs.monitors import Monitors
 from stacks.constructs.queue import Queue
@@ -102,6 +103,8 @@ class MonitoringStack(InstanceStack):
                 watch.loss(name, ours[0], commit.retention_days)
             watch.function("Commit", self._function(commit, commit.function), "Critical")
             watch.commits()
+            if (service := commit.service) is not None:
+                watch.commit_service(fact(commit, self, "cluster", service.cluster.cluster_name), COMMITS)
         if (garbage := watched.garbage) is not None:
             called = self._function(garbage, garbage.function)
             watch.scheduled("Garbage", called, garbage.every_minutes)

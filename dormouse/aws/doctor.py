@@ -56,6 +56,7 @@ EMR_VCPU = ("emr-serverless", "L-D05C8A75", "vCPUs of EMR Serverless at once")
 FARGATE_VCPU = ("fargate", "L-3032A538", "vCPUs of Fargate at once")
 
 ENDPOINTS = {
+    "commit": frozenset({"ecr.api", "ecr.dkr", "logs", "sqs"}),
     "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
     "access": frozenset({"ssm", "ssmmessages"}),
     "compaction": frozenset({"emr-service-cell01"}),
@@ -157,7 +158,10 @@ class _Account:
             yield "backups", self._backups
         if query := settings.query:
             yield "clients", self._clients
-            vcpus = -(-query.tasks_max * query.cpu // 1_024)
+        if settings.has_tasks:
+            units = query.tasks_max * query.cpu if query else 0
+            units += commit.service_cpu if commit and commit.service else 0
+            vcpus = -(-units // 1_024)
             yield "quota of Fargate", partial(self._quota, FARGATE_VCPU, vcpus)
         if settings.monitoring:
             yield "alarms", self._alarms
@@ -386,6 +390,8 @@ class _Account:
         yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")], tables)
         for name in ENDPOINTS:
             part = getattr(self.settings, name)
+            if name == "commit" and not self.settings.has_commit_service:
+                continue
             if part is not None and not isinstance(part, EmrServerlessCompaction):
                 yield self._ways(name, part.endpoints == "create", endpoints)
 
@@ -447,7 +453,7 @@ class _Account:
             yield Check("alarms", "warning", "no person receives alarms", mend)
 
     def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
-        """Checks that the interface endpoints of the part `query` or `access` exist, or can be created.
+        """Checks that the interface endpoints of a part, such as `query`, exist or can be created.
 
         `is_made` is True if the deploy creates them.
         """
@@ -521,7 +527,7 @@ def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
     parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
     if settings.compaction or settings.maintenance:
         parts.add("runs")
-    if settings.query or settings.access:
+    if settings.has_tasks or settings.access:
         parts.add("pause")
     folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
     missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
@@ -535,14 +541,18 @@ def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
 
 
 def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    """Yields checks of the tools that the build of the query service's image needs."""
-    if settings.query is None or settings.query.image is not None:
+    """Yields checks of the tools that the build of the image of the services needs."""
+    query, commit = settings.query, settings.commit
+    of_query = query.image if query else None
+    images = [of_query] if query else []
+    images += [commit.image or of_query] if commit and commit.service else []
+    if None not in images:
         return
     is_made = (root / "build/query-image/Dockerfile").exists()
     trouble = None if is_made else "build/query-image is not made"
     yield Check.of("query image", "build/query-image is made", trouble, "run make query-image")
     version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
-    mend = "install and start Docker, or name an image in ECR in query.image"
+    mend = f"install and start Docker, or name an image in ECR in {'query' if query else 'commit'}.image"
     trouble = "there is no Docker that runs, to build the query image with" if version is None else None
     yield Check.of("docker", f"Docker {version}", trouble, mend)
 

@@ -36,7 +36,7 @@ LOOK_BACK = timedelta(minutes=20)
 
 
 def in_flight(instance: DeployedInstance) -> int:
-    """Returns the approximate number of commit requests that lambdas have received and not yet answered."""
+    """Returns the approximate number of commit requests that are received and not yet answered."""
     return sum(depth(instance.aws, url)[NOT_VISIBLE] for url in queues(instance))
 
 
@@ -119,7 +119,7 @@ def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
 
 @dataclass(frozen=True)
 class DrainCommits:
-    """The step that waits for the commits that lambdas have begun. Unfinished requests stay in their queue.
+    """The step that waits for the commits that have begun. Unfinished requests stay in their queue.
 
     It waits no longer than the lambda's timeout: a request that stays hidden after that only waits for a
     retry.

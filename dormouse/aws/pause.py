@@ -47,8 +47,8 @@ def pause(
     with what it waits for, and `ended` after each step.
 
     Changes nothing while a stack is being changed. Raises `InstanceError` when it cannot continue, or when a
-    person resumes the instance. Failures of the query service and the host for access are raised at the end,
-    when all other parts sleep.
+    person resumes the instance. Failures of stacks that sleep by a parameter are raised at the end, when all
+    other parts sleep.
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance, "pause")
@@ -96,7 +96,10 @@ def pause(
 
 
 def _switches(instance: DeployedInstance, *, runs: bool) -> tuple[list[SwitchStack], list[SwitchStack]]:
-    """Returns the steps that switch stacks: for the endpoint of EMR on EC2, if any, and for the others."""
+    """Returns the steps that switch stacks: for the endpoint of EMR on EC2, if any, and for the others.
+
+    A service that is stopped first finishes its work, such as the commit requests that it has received.
+    """
     steps = {what: SwitchStack(instance, what, one, runs) for what, one in sleepers(instance).items()}
     return [steps.pop(what) for what in (EMR_ENDPOINT,) if what in steps], list(steps.values())
 
@@ -130,7 +133,7 @@ def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: s
     return StepReport("verify", "done")
 
 
-# Resuming: the database, queues, schedules, the query service. EMR starts by itself.
+# Resuming: the database, queues, schedules, services. EMR starts by itself.
 
 
 def resume(
@@ -142,7 +145,7 @@ def resume(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Report:
-    """Resumes an instance. Returns when the database, queues, schedules and the query service are on.
+    """Resumes an instance. Returns when the database, queues, schedules and services are on.
 
     AWS cannot start a database that is still stopping. With `wait`, the call waits for its stop; otherwise it
     raises `InstanceError` and changes nothing. It also changes nothing while a stack is being changed. An
@@ -161,7 +164,7 @@ def resume(
         SwitchMappings(instance, True),
         *emr_endpoint,  # a schedule may start a cluster at once
         SwitchRules(instance, schedules(instance), True, "the schedules"),
-        *sleeping,
+        *reversed(sleeping),
     ]
     run = Run("running", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)

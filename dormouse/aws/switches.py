@@ -1,7 +1,7 @@
 """The switches of a pause and a resume: desired state, schedules, mappings of queues, and sleeping stacks.
 
-The query service and the host for access are stacks that sleep by a parameter. While the parameter is
-"false", CloudFormation removes what costs by the hour, such as the load balancer, tasks and endpoints
+Stacks with a service or the host for access sleep by a parameter. While the parameter is "false",
+CloudFormation removes what costs by the hour, such as the load balancer, tasks and endpoints
 (docs/decisions/0017).
 """
 
@@ -17,7 +17,13 @@ from dormouse.aws.aws import Aws, AwsRefused
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import RUNNING_PARAMETER, DesiredState, SleepingResources, state_parameter
+from dormouse.settings.resources import (
+    RUNNING_PARAMETER,
+    DesiredState,
+    ServiceResources,
+    SleepingResources,
+    state_parameter,
+)
 
 SETTLED = {"Enabled": True, "Disabled": False}
 """The stable states of a mapping, and whether it is on in each. In all other states, a change is under
@@ -32,6 +38,7 @@ SWITCH_SECONDS_MAX = 70.0
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 GONE = "gone"
+COMMIT_SERVICE = "the commit service"
 EMR_ENDPOINT = "the endpoint of EMR"
 
 
@@ -49,6 +56,11 @@ def schedules(instance: DeployedInstance) -> tuple[str, ...]:
 def mappings(instance: DeployedInstance) -> tuple[str, ...]:
     """Returns the UUIDs of the event source mappings of the commit queues."""
     return instance.resources.commit.mappings if instance.resources.commit else ()
+
+
+def commit_service(instance: DeployedInstance) -> ServiceResources | None:
+    """Returns the service that commits in place of the lambda, or None."""
+    return instance.resources.commit.service if instance.resources.commit else None
 
 
 def rule_name(rule: str) -> str:
@@ -120,7 +132,10 @@ class SwitchRules:
 
 @dataclass(frozen=True)
 class SwitchMappings:
-    """The step that switches event source mappings. One that does not exist counts as disabled."""
+    """The step that switches event source mappings. One that does not exist counts as disabled.
+
+    With a commit service, the mappings stay off, and no step enables them.
+    """
 
     instance: DeployedInstance
     enabled: bool
@@ -131,6 +146,8 @@ class SwitchMappings:
         return f"{'enable' if self.enabled else 'disable'} the mappings of the queues"
 
     def left(self, waited: float) -> Iterator[Left]:
+        if self.enabled and commit_service(self.instance) is not None:
+            return
         change = partial(self.instance.aws.ask, "lambda", "update_event_source_mapping", Enabled=self.enabled)
         for uuid in mappings(self.instance):
             state = mapping_state(self.instance, uuid)
@@ -206,9 +223,14 @@ def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
 
 
 def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
-    """Returns the resources of the deployed stacks that can sleep, by their names in messages."""
+    """Returns the resources of the deployed stacks that can sleep, by their names in messages.
+
+    They are in the order in which a pause stops them. The commit service may use endpoints of the query
+    service's stack.
+    """
     resources = instance.resources
     found: dict[str, SleepingResources | None] = {
+        COMMIT_SERVICE: commit_service(instance),
         "the query service": resources.query,
         "the host for access": resources.access,
         EMR_ENDPOINT: resources.compaction.endpoint if resources.compaction else None,

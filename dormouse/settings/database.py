@@ -157,6 +157,9 @@ def _listed(sizes: tuple[float, ...]) -> str:
 # The settings of commits.
 
 RECEIVES_LEAST = 50
+COMMIT_THREADS = 4
+"""The number of batches that the commit service applies at once, and the least number of its threads."""
+
 _OF_SERVICE = {"endpoints", "image", "log_days", "service_cpu", "service_memory_gb"}
 
 

@@ -13,11 +13,11 @@ from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.database import CommitSettings
+from dormouse.settings.database import COMMIT_THREADS, CommitSettings
 from dormouse.settings.resources import ServiceResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.endpoints import PULL_SERVICES, QUEUE_SERVICES, Endpoints
+from stacks.constructs.endpoints import PULL_SERVICES, QUEUE_SERVICES, RECEIVE_ACTIONS, Endpoints
 from stacks.constructs.fargate_task import (
     TMP,
     add_container,
@@ -35,25 +35,17 @@ from stacks.foundation import Foundation
 SERVICE = "commit"
 """The name of the service in its cluster. It is constant because metrics and commands use it."""
 
-CONCURRENCY = 4
-"""The number of batches that the committer applies at once."""
-
 ALIVE = f"{TMP}/alive"
 HEALTHY = ["/opt/dormouse/bin/python", "/opt/dormouse/bin/healthy"]
 STARTS_SECONDS_MAX = 180
 OBJECT_ACTIONS = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
-RECEIVES = [
-    "sqs:ChangeMessageVisibility",
-    "sqs:DeleteMessage",
-    "sqs:GetQueueAttributes",
-    "sqs:ReceiveMessage",
-]
 BURIES = ["sqs:GetQueueUrl", "sqs:SendMessage"]
+"""The actions on queues of dead letters."""
 
 
 def command(commit: CommitSettings, *, compacts: bool) -> list[str]:
     """Returns the arguments of `dormouse`, which is the entry point of the image."""
-    options = ["--concurrency", str(CONCURRENCY), "--batch", str(commit.batch_size), "--alive", ALIVE]
+    options = ["--concurrency", str(COMMIT_THREADS), "--batch", str(commit.batch_size), "--alive", ALIVE]
     return ["committer", *options, "--maintain", *([] if compacts else ["--no-compact"])]
 
 
@@ -167,9 +159,8 @@ class CommitService(Construct):
         self._foundation.database.let_in(RUN_ROLE, self.security_group, role, to_rows=True)
         self._foundation.storage.allow_objects(role, OBJECT_ACTIONS)
         queues = [one.queue.queue_arn for one in self._queues]
-        # a request that waits for a lock is sent again
         for actions, arns in (
-            ([*RECEIVES, "sqs:SendMessage"], queues),
+            (RECEIVE_ACTIONS, queues),
             (BURIES, [one.dead_letters.queue_arn for one in self._queues]),
         ):
             role.add_to_policy(iam.PolicyStatement(actions=actions, resources=arns))
@@ -187,9 +178,7 @@ class CommitService(Construct):
         group.connections.allow_from(self.security_group, ec2.Port.tcp(443), "from the task")
         if shared is not None:
             others = ec2.SecurityGroup.from_security_group_id(self, "SharedEndpoints", shared)
-            others.connections.allow_from(
-                self.security_group, ec2.Port.tcp(443), "from the task that commits"
-            )
+            others.connections.allow_from(self.security_group, ec2.Port.tcp(443), "from commits")
         return group
 
     def _service(self, awake: Construct) -> ecs.FargateService:

@@ -27,6 +27,15 @@ CHANNELS = [
 ]
 """The IAM actions that the agent of Session Manager needs for its channels."""
 
+RECEIVE_ACTIONS = [
+    "sqs:ChangeMessageVisibility",
+    "sqs:DeleteMessage",
+    "sqs:GetQueueAttributes",
+    "sqs:ReceiveMessage",
+    "sqs:SendMessage",
+]
+"""The actions with which a committer uses its queues. It sends a request again that waits for a lock."""
+
 Services = Mapping[str, tuple[ec2.IInterfaceVpcEndpointService, Sequence[str]]]
 """The AWS services and their allowed actions, by purpose; without actions, all are allowed."""
 
@@ -52,14 +61,7 @@ TASK_SERVICES: Services = {
 QUEUE_SERVICES: Services = {
     "Queues": (
         ec2.InterfaceVpcEndpointAwsService.SQS,
-        [
-            "sqs:ChangeMessageVisibility",
-            "sqs:DeleteMessage",
-            "sqs:GetQueueAttributes",
-            "sqs:GetQueueUrl",
-            "sqs:ReceiveMessage",
-            "sqs:SendMessage",
-        ],
+        [*RECEIVE_ACTIONS, "sqs:GetQueueUrl"],
     ),
 }
 """The service that the task that commits also needs."""
