@@ -3,7 +3,7 @@
     python -m query_image.build
 
 It has the Dockerfile, the package, and requirements.txt with exact versions of all that `dormouse serve`
-needs. Builds are reproducible, and the folder is the same for all architectures.
+and `dormouse committer` need. Builds are reproducible, and the folder is the same for all architectures.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from packages import ROOT, SPARK
 
 FOLDER = Path("build/query-image")
 EXTRAS = ("query", "sql", "service")
-BESIDE = ("botocore", "rich", "typer")
-"""Libraries for the IAM tokens of the database and for the command line."""
+BESIDE = ("boto3", "botocore", "rich", "typer")
+"""Libraries for the queues of SQS, for the IAM tokens of the database, and for the command line."""
 
 ELSEWHERE = ("demo", "spark", "client", "embedded/postgres.py", "embedded/server.py")
-"""Parts of the package that the service does not use."""
+"""Parts of the package that no service uses."""
 
 
 def main() -> int:

@@ -34,13 +34,13 @@ class ApplicationStack(InstanceStack):
         super().__init__(
             scope, APPLICATION, settings, description="all parts that work on tables", stateful=True
         )
-        self.commit = Commit(self, foundation, settings.commit) if settings.commit else None
+        query = Query(self, foundation, settings.query) if settings.query else None
+        self.commit = Commit(self, foundation, settings.commit, query) if settings.commit else None
         garbage = Garbage(self, foundation, settings.garbage) if settings.garbage else None
         compaction = Compaction(self, foundation, settings.compaction) if settings.compaction else None
         maintenance = (
             Maintenance(self, foundation, settings.maintenance, compaction) if settings.maintenance else None
         )
-        query = Query(self, foundation, settings.query) if settings.query else None
         access = Access(self, foundation, settings.access) if settings.access else None
         found = (self.commit, garbage, compaction, maintenance, query, access)
         parts: list[Part] = [part for part in found if part is not None]

@@ -1,17 +1,21 @@
-"""The commit queues, and the lambda that applies their requests."""
+"""The commit queues, and the lambda or the service that applies their requests."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_lambda_event_sources as event_sources
 
-from dormouse.settings.deployment import CommitSettings, MonitoringSettings
+from dormouse.settings.database import CommitSettings
+from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.resources import CommitResources
 from dormouse.settings.section import VISIBILITY_SECONDS_MAX
 from stacks.constructs.allow import allow
+from stacks.constructs.commit_service import SERVICE, CommitService
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.monitors import Monitors
 from stacks.constructs.queue import KEEP_ACTIONS, Queue
@@ -19,16 +23,20 @@ from stacks.database import RUN_ROLE
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
 from stacks.part import Part
+from stacks.query import Query
 from stacks.storage import DATA_PREFIX
 
 
 class Commit(Part):
     """The commit queues and the committer, whose `queues` are in the order of the queues' numbers.
 
-    Each table has one number, and so one queue.
+    Each table has one number, and so one queue. With a service, the mappings of the lambda are off. The
+    service uses the endpoints of `query`, if it has some.
     """
 
-    def __init__(self, stack: InstanceStack, foundation: Foundation, commit: CommitSettings) -> None:
+    def __init__(
+        self, stack: InstanceStack, foundation: Foundation, commit: CommitSettings, query: Query | None
+    ) -> None:
         super().__init__(stack, "commit", foundation)
         self._retention_days = commit.retention_days
         self.queues = [self._queue(number, commit) for number in range(1, commit.queues + 1)]
@@ -49,13 +57,22 @@ class Commit(Part):
         # large requests, after they were applied, and the announcements of these deletions
         for folder in ("commits", "owner/now"):
             foundation.storage.allow_below(applies.role, ["s3:DeleteObject"], f"{DATA_PREFIX}/{folder}")
+        self._has_service = commit.service
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
+        self.service = (
+            CommitService(
+                self, "Service", foundation=foundation, commit=commit, queues=self.queues, query=query
+            )
+            if commit.service
+            else None
+        )
         self.describe(
             CommitResources(
                 queues=tuple(queue.queue.queue_url for queue in self.queues),
                 dead_letters=tuple(queue.dead_letters.queue_url for queue in self.queues),
                 mappings=tuple(mapping.event_source_mapping_id for mapping in self.mappings),
                 function=self.function.function_name,
+                service=self.service.resources() if self.service else None,
             )
         )
 
@@ -75,6 +92,8 @@ class Commit(Part):
             monitors.loss(f"Commits {number}", queue.queue, self._retention_days)
         monitors.function("Commit", self.function, "Critical")
         monitors.commits()
+        if self.service is not None:
+            monitors.commit_service(self.service.cluster.cluster_name, SERVICE)
 
     @property
     def _mapping_arns(self) -> list[str]:
@@ -105,7 +124,8 @@ class Commit(Part):
         )
         found = mapping.node.default_child
         assert isinstance(found, lambda_.CfnEventSourceMapping)  # noqa: S101
-        found.add_property_override(
-            "Enabled", cdk.Fn.condition_if(self.stack.is_awake.logical_id, True, False)
-        )
+        is_on: Any = False
+        if not self._has_service:
+            is_on = cdk.Fn.condition_if(self.stack.is_awake.logical_id, True, False)
+        found.add_property_override("Enabled", is_on)
         return source

@@ -140,7 +140,7 @@ class NetworkStack(InstanceStack):
         )
         if self.settings.compaction is not None and self.settings.compaction.engine != "emr-serverless":
             self._let_out_to_emr(endpoint)
-        if self.settings.query is not None:
+        if self.settings.has_tasks:
             endpoint.add_to_policy(
                 iam.PolicyStatement(
                     sid="LayersOfImages",

@@ -58,7 +58,7 @@ class Query(Part):
         zone = route53.PrivateHostedZone(
             self, "Zone", vpc=self._placement.vpc, zone_name=query.host_of(self.settings.id)
         )
-        endpoints = self._endpoints_group()
+        self.endpoints_group = endpoints = self._endpoints_group()
         self.awake = Construct(self, "Awake")
         self._service = self._wake(clients, zone, endpoints)
         only_while(stack.is_running, self.awake)

@@ -70,6 +70,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
             "client_cidrs": ["10.30.0.0/16"],
             "client_security_groups": ["sg-0123456789abcdef1"],
         },
+        commit={"service": True, "endpoints": "existing", "service_cpu": 2_048, "log_days": 90},
         compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"], "endpoints": "existing"},
         query=CALLED_QUERY,
         rows={"databases": 3},
@@ -84,6 +85,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         rows={"databases": 1, "own_clusters": True},
         access={},
     ),
+    "served": lambda: settings("prod", id="served", commit={"service": True, "queues": 2}),
     "copied": lambda: settings(
         "minimal",
         id="copied",
@@ -94,7 +96,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         audit={"events": "all"},
     ),
 }
-"""The configurations in config/, and three that cover the settings which those leave out."""
+"""The configurations in config/, and four that cover the settings which those leave out."""
 
 
 @dataclass(frozen=True)

@@ -457,6 +457,7 @@ class Instance:
         cycle_seconds: float = 30.0,
         tell: Callable[[str], object] = lambda line: None,
         metrics: Path | None = None,
+        compacts: bool = True,
     ) -> Maintenance:
         """Splits, compacts and collects all tables until `stop` is set, or `once`; returns a report.
 
@@ -464,15 +465,14 @@ class Instance:
         `DORMOUSE_METADATA_BACKUPS` (0: makes none). Each day it checks all tables, or a seventh of more than
         seven, and deletes records of jobs that ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. Failures are
         recorded and passed to `tell`; other work continues. After each cycle, the file `metrics` gets the
-        backlogs and failures in Prometheus' format.
+        backlogs and failures in Prometheus' format. Without `compacts`, it only collects garbage
+        and does the daily work.
 
         Raises `InstanceLocked` while another process maintains the instance, and `MaintenanceTakenOver`, with
         a `report`, if this process lost its database session and another process took over.
         """
-        numbers = partial(shown.numbers, self)
-        return self._durability.maintain(
-            self.tables, self._daily, numbers, once, stop, cycle_seconds, tell, metrics
-        )
+        what = self.tables, self._daily, partial(shown.numbers, self)
+        return self._durability.maintain(*what, once, stop, cycle_seconds, tell, metrics, compacts)
 
     def check(
         self,

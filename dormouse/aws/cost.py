@@ -1,7 +1,7 @@
 """The costs of an instance: an estimate for a month before the deploy, and the current cost of an hour.
 
 Prices come from prices.toml beside this file, not from the network. The use of the instance comes from
-`Assumptions`. A deployment has no NAT gateways, and interface endpoints only for the query service,
+`Assumptions`. A deployment has no NAT gateways, and interface endpoints only for the services,
 EMR on EC2 and the host for access.
 """
 
@@ -16,7 +16,12 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.database import FREE_DISK_GB, EmrServerlessCompaction, ServerlessDatabase
+from dormouse.settings.database import (
+    COMMIT_THREADS,
+    FREE_DISK_GB,
+    EmrServerlessCompaction,
+    ServerlessDatabase,
+)
 from dormouse.settings.deployment import ACCESS_HOST, DISK_GB, DeploymentSettings
 from dormouse.settings.resources import Resources
 
@@ -36,11 +41,12 @@ STARTED_HOURS = HOURS / (7 * 24) * 0.5
 """The hours a month in which a paused cluster runs. AWS starts it once a week, and it stops after half an
 hour."""
 
-QUERY_ENDPOINTS, ACCESS_ENDPOINTS = 4, 2
+QUERY_ENDPOINTS, ACCESS_ENDPOINTS, COMMIT_ENDPOINTS, SHARED_ENDPOINTS = 4, 2, 4, 3
 """The numbers of interface endpoints, each in one zone.
 
-The query service has two for ECR, one for CloudWatch Logs and one for Secrets Manager. The host for access
-has two for Session Manager.
+The query service has two for ECR, one for CloudWatch Logs and one for Secrets Manager. The commit service
+has one for SQS, and shares the first three with the query service. The host for access has two for Session
+Manager.
 """
 
 METRICS = 14
@@ -214,6 +220,7 @@ def estimate(settings: DeploymentSettings, region: str | None, assumptions: Assu
     month = _Month(settings, assumptions, prices_of(region))
     month.data()
     month.work()
+    month.commit_service()
     month.services()
     about = (region, str(month.prices.date), month.prices.source, assumptions)
     return Estimate(*about, tuple(month.lines), tuple(month.unpriced))
@@ -294,10 +301,13 @@ class _Month:
         # One call of a lambda takes a second.
         mb = (prices["lambda_arm_gb_second"] if is_arm else prices["lambda_x86_gb_second"]) / 1_024
         if commit is not None:
-            # Each message is sent, received and deleted, in tens; a mapping has five long polls of 20 s.
-            calls = requests * 3 / 10 + commit.queues * 5 * seconds / 20 / 1e6
+            # Each message is sent, received and deleted, in tens. A mapping has five long polls of 20 s; a
+            # thread of the service has one of a second.
+            polls = max(COMMIT_THREADS, commit.queues) if commit.service else commit.queues * 5 / 20
+            calls = requests * 3 / 10 + polls * seconds / 1e6
             what = f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}"
             self.add("commit", what, calls * prices["sqs_request_million"])
+        if commit is not None and not commit.service:
             batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
             self.add("commit", f"Lambda, {batches:,.0f} batches", batches * (call + commit.memory_mb * mb))
         for stack in ("garbage", "compaction", "maintenance"):
@@ -321,6 +331,17 @@ class _Month:
             self.add("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes * hour)
             usd = HOURS * prices["endpoint_hour"] * (compaction.endpoints != "existing")
             self.add("compaction", "1 interface endpoint", usd)
+
+    def commit_service(self) -> None:
+        settings, prices, commit = self.settings, self.prices, self.settings.commit
+        if commit is None or not commit.service:
+            return
+        hour = prices.fargate_hour(settings.architecture, commit.service_cpu, commit.service_memory_mb)
+        what = f"Fargate, {commit.service_cpu / 1_024:g} vCPU, {commit.service_memory_gb:g} GB"
+        self.add("commit", what, HOURS * hour)
+        count = COMMIT_ENDPOINTS - (SHARED_ENDPOINTS if settings.query else 0)
+        usd = HOURS * count * prices["endpoint_hour"] * (commit.endpoints != "existing")
+        self.add("commit", f"{count} interface endpoint{'s' * (count > 1)}", usd)
 
     def services(self) -> None:
         """Adds the costs of the query service, copies, the host for access, and monitoring.
@@ -398,7 +419,8 @@ def alarm_count(settings: DeploymentSettings) -> int:
     calls = (settings.garbage, settings.compaction, settings.maintenance, settings.pause)
     parts += sum(part is not None for part in calls)
     query = 5 * (settings.query is not None)
-    return 8 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
+    service = int(settings.has_commit_service)
+    return 8 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query + service
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
@@ -414,8 +436,8 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
     - `rows_acu`, `rows_gb`: the capacity and size of all clusters that only index row tables
     - `vcpus`: the vCPUs of the EMR Serverless workers that run now
     - `hosts`: the types of EMR's EC2 instances that run now
-    - `query_tasks`: the number of running tasks of the query service
-    - `query_sleeps`, `access_sleeps`: True if the query service or the host for access sleeps
+    - `query_tasks`, `commit_tasks`: the number of running tasks of the query service and commit service
+    - `query_sleeps`, `commit_sleeps`, `access_sleeps`: True if the part sleeps
     """
     is_known = region in known_regions()
     prices = prices_of(region if is_known else known_regions()[0])
@@ -452,6 +474,11 @@ def _hour(
         yield "runs", _sum([workers or 0.0, *map(prices.ec2_hour, hosts or ())]) if is_measured else None
         if resources.compaction.has_endpoint:
             yield "endpoint of EMR", 0.0 if live.get("sleeps") else prices["endpoint_hour"]
+    if resources.commit is not None and (service := resources.commit.service) is not None:
+        task = prices.fargate_hour(LIVE_ARCHITECTURE, service.cpu, service.memory_mb)
+        yield "commit task", times("commit_tasks", task)
+        usd = service.endpoints * prices["endpoint_hour"]
+        yield "endpoints of commits", 0.0 if live.get("sleeps") else usd
     if (query := resources.query) is not None:
         task = prices.fargate_hour(LIVE_ARCHITECTURE, query.cpu, query.memory_mb)
         yield "query tasks", times("query_tasks", task)

@@ -337,7 +337,7 @@ def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
     parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
     if settings.compaction or settings.maintenance:
         parts.add("runs")
-    if settings.query or settings.access:
+    if settings.has_tasks or settings.access:
         parts.add("pause")
     folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
     missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
@@ -351,14 +351,18 @@ def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
 
 
 def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    """Yields checks of the tools that the build of the query service's image needs."""
-    if settings.query is None or settings.query.image is not None:
+    """Yields checks of the tools that the build of the image of the services needs."""
+    query, commit = settings.query, settings.commit
+    of_query = query.image if query else None
+    images = [of_query] if query else []
+    images += [commit.image or of_query] if commit and commit.service else []
+    if None not in images:
         return
     is_made = (root / "build/query-image/Dockerfile").exists()
     trouble = None if is_made else "build/query-image is not made"
     yield Check.of("query image", "build/query-image is made", trouble, "run make query-image")
     version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
-    mend = "install and start Docker, or name an image in ECR in query.image"
+    mend = f"install and start Docker, or name an image in ECR in {'query' if query else 'commit'}.image"
     trouble = "there is no Docker that runs, to build the query image with" if version is None else None
     yield Check.of("docker", f"Docker {version}", trouble, mend)
 

@@ -12,7 +12,7 @@ from typing import Any
 from dormouse.aws.aws import Aws, Metric
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
-from dormouse.aws.switches import scheduled_lambdas
+from dormouse.aws.switches import has_commit_service, scheduled_lambdas
 from dormouse.settings.section import LOSS_NEAR_SHARE, SCHEDULED_SECONDS_MAX
 
 REPORT_SECONDS = 300.0
@@ -37,7 +37,7 @@ LOOK_BACK = timedelta(minutes=20)
 
 
 def in_flight(instance: DeployedInstance) -> int:
-    """Returns the approximate number of commit requests that lambdas have received and not yet answered."""
+    """Returns the approximate number of commit requests that are received and not yet answered."""
     return sum(depth(instance.aws, url)[NOT_VISIBLE] for url in queues(instance))
 
 
@@ -120,7 +120,9 @@ def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
 
 @dataclass(frozen=True)
 class DrainCommits:
-    """The step that waits for the commits that lambdas have begun. Unfinished requests stay in their queue.
+    """The step that waits for the commits that have begun. Unfinished requests stay in their queue.
+
+    A commit service finishes its commits when it is stopped, so there is nothing to wait for before.
 
     It waits no longer than the lambda's timeout: a request that stays hidden after that only waits for a
     retry.
@@ -132,7 +134,7 @@ class DrainCommits:
     name = "let running commits end"
 
     def left(self, waited: float) -> Iterator[Left]:
-        if not queues(self.instance) or waited >= self.drain_seconds:
+        if not queues(self.instance) or waited >= self.drain_seconds or has_commit_service(self.instance):
             return
         commit = self.instance.resources.commit
         seconds = _invocation_seconds_max(self.instance, commit.function) if commit else 0.0

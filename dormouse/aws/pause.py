@@ -123,7 +123,7 @@ def verify(instance: DeployedInstance, steps: Sequence[Step], goal: str, verb: s
     return StepReport("verify", "done")
 
 
-# Resuming: the database, queues, schedules, the query service. EMR starts by itself.
+# Resuming: the database, queues, schedules, services. EMR starts by itself.
 
 
 def resume(
@@ -135,7 +135,7 @@ def resume(
     ended: Callable[[StepReport], None] = lambda report: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Report:
-    """Resumes an instance. Returns when the database, queues, schedules and the query service are on.
+    """Resumes an instance. Returns when the database, queues, schedules and services are on.
 
     AWS cannot start a database that is still stopping. With `wait`, the call waits for its stop; otherwise it
     raises `InstanceError` and changes nothing. It also changes nothing while a stack is being changed. An

@@ -71,8 +71,10 @@ class Quotas:
             yield "quota of EMR Serverless", partial(self.check, EMR_VCPU, compaction.vcpu_max)
         if self._instance_types():
             yield "quota of EC2", self._instances
-        if query := settings.query:
-            vcpus = -(-query.tasks_max * query.cpu // 1_024)
+        if settings.has_tasks:
+            units = settings.query.tasks_max * settings.query.cpu if settings.query else 0
+            units += settings.commit.service_cpu if settings.commit and settings.commit.service else 0
+            vcpus = -(-units // 1_024)
             yield "quota of Fargate", partial(self.check, FARGATE_VCPU, vcpus)
 
     def check(self, quota: Quota, needed: int, used: int = 0, ours: int = 0) -> Iterator[Check]:

@@ -22,10 +22,11 @@ from dormouse.aws.switches import (
     sleeper_state,
 )
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import DesiredState
+from dormouse.settings.resources import DesiredState, ServiceResources
 
 GB = 1_000_000_000
 NO_CLUSTER = "no cluster"
+NO_TASK = "no task runs"
 _MINUTES, _DAY = 300, 86_400
 
 
@@ -65,7 +66,7 @@ class Status:
     """The states of schedules, by the names of their rules."""
 
     mappings: dict[str, str]
-    """The states of mappings, by their UUIDs."""
+    """The states of mappings, by their UUIDs. With a commit service, they are off."""
 
     queues: tuple[QueueState, ...]
     offer: str | None
@@ -95,6 +96,9 @@ class Status:
     emr_endpoint: str | None = None
     """The state of the interface endpoint for EMR on EC2, in the same words."""
 
+    commit_service: str | None = None
+    """The state of the commit service, in the same words, or `no task runs`; None without one."""
+
     left_stacks: tuple[str, ...] = ()
     """Stacks that a deploy no longer has, and which may still cost money."""
 
@@ -107,9 +111,14 @@ def status(instance: DeployedInstance) -> Status:
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
     runs, query_service = _runs(instance), instance.resources.query
-    state, compaction = sleeper_state(instance), instance.resources.compaction
-    query = state if query_service else None
-    live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
+    state, resources = sleeper_state(instance), instance.resources
+    query, compaction = state if query_service else None, resources.compaction
+    committing = resources.commit.service if resources.commit else None
+    commit = state if committing else None
+    live = {**_live(instance, cluster, bool(runs)), **_tasks_live(instance, "query", query_service, query)}
+    live |= (tasks := _tasks_live(instance, "commit", committing, commit))
+    if commit == "running" and tasks.get("commit_tasks") == 0:
+        commit = NO_TASK
     live["sleeps"] = state in ("asleep", GONE)
     ours = instance.resources.database
     found = Status(
@@ -131,19 +140,19 @@ def status(instance: DeployedInstance) -> Status:
         left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
         emr_endpoint=state if compaction and compaction.has_endpoint else None,
+        commit_service=commit,
         left_stacks=left_stacks(instance.aws, instance.id),
     )
     return replace(found, summary=_summary(found))
 
 
 def _summary(parts: Status) -> str:
+    mappings_off = [state == "Disabled" for state in parts.mappings.values()]
     off = [state == "DISABLED" for state in parts.schedules.values()]
-    off += [state == "Disabled" for state in parts.mappings.values()]
-    sleeping = (parts.query, parts.access, parts.emr_endpoint)
+    sleeping = (parts.query, parts.access, parts.emr_endpoint, parts.commit_service)
     if parts.desired == "paused":
-        sleep = all(
-            state in (None, "asleep", GONE) for state in (parts.query, parts.access, parts.emr_endpoint)
-        )
+        off += mappings_off
+        sleep = all(state in (None, "asleep", GONE) for state in sleeping)
         spark_sleeps = parts.spark in (None, "", NO_CLUSTER, *drain.APPLICATION_ASLEEP)
         is_quiet = all(off) and sleep and spark_sleeps
         if is_quiet and parts.database in ASLEEP:
@@ -152,6 +161,7 @@ def _summary(parts: Status) -> str:
             return "paused; AWS is still stopping the database"
         return "should be paused, but a part of it is not: pause it again"
     run = all(state in (None, "running") for state in sleeping)
+    off += mappings_off if parts.commit_service is None else []
     if parts.database in SERVES and not any(off) and run:
         return "running"
     if parts.database == GONE:
@@ -217,24 +227,25 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
     }
 
 
-def _query_live(instance: DeployedInstance, state: str | None) -> dict[str, Any]:
-    """Returns the values of the query service that `cost.hourly` needs: the number of its running tasks.
+def _tasks_live(
+    instance: DeployedInstance, name: str, service: ServiceResources | None, state: str | None
+) -> dict[str, Any]:
+    """Returns the values of a service that `cost.hourly` needs: the number of its running tasks.
 
     Makes no call while the service sleeps.
     """
-    query_service = instance.resources.query
-    if query_service is None:
+    if service is None:
         return {}
     if state in ("asleep", GONE):
-        return {"query_tasks": 0}
+        return {f"{name}_tasks": 0}
     try:
         found = instance.aws.call(
-            "ecs", "describe_services", cluster=query_service.cluster, services=[query_service.service]
+            "ecs", "describe_services", cluster=service.cluster, services=[service.service]
         )
     except InstanceError:
         return {}
     live = (one for one in found["services"] if one["status"] != "INACTIVE")
-    return {"query_tasks": sum(one["runningCount"] for one in live)}
+    return {f"{name}_tasks": sum(one["runningCount"] for one in live)}
 
 
 def _hosts(instance: DeployedInstance) -> list[str]:

@@ -58,6 +58,11 @@ def mappings(instance: DeployedInstance) -> tuple[str, ...]:
     return instance.resources.commit.mappings if instance.resources.commit else ()
 
 
+def has_commit_service(instance: DeployedInstance) -> bool:
+    """Returns whether a service commits in place of the lambda."""
+    return instance.resources.commit is not None and instance.resources.commit.service is not None
+
+
 def rule_name(rule: str) -> str:
     """Returns the name of a rule. `rule` is its name, its ARN, or the name of its bus and its name."""
     return rule.rpartition("/")[2].rpartition("|")[2]
@@ -127,7 +132,10 @@ class SwitchRules:
 
 @dataclass(frozen=True)
 class SwitchMappings:
-    """The step that switches event source mappings. One that does not exist counts as disabled."""
+    """The step that switches event source mappings. One that does not exist counts as disabled.
+
+    With a commit service, the mappings stay off, and no step enables them.
+    """
 
     instance: DeployedInstance
     enabled: bool
@@ -138,6 +146,8 @@ class SwitchMappings:
         return f"{'enable' if self.enabled else 'disable'} the mappings of the queues"
 
     def left(self, waited: float) -> Iterator[Left]:
+        if self.enabled and has_commit_service(self.instance):
+            return
         change = partial(self.instance.aws.ask, "lambda", "update_event_source_mapping", Enabled=self.enabled)
         for uuid in mappings(self.instance):
             state = mapping_state(self.instance, uuid)
@@ -235,6 +245,7 @@ def sleepers(instance: DeployedInstance) -> list[str]:
     """Returns the deployed parts that exist only while the instance runs, as messages name them."""
     resources = instance.resources
     found = {
+        "the commit service": has_commit_service(instance),
         "the query service": resources.query,
         "the host for access": resources.access,
         "the endpoint of EMR": resources.compaction and resources.compaction.has_endpoint,

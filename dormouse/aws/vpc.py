@@ -16,6 +16,7 @@ POOR_ZONES = frozenset({"use1-az3"})
 """Ids of zones that lack services an instance needs. Names of zones differ between accounts."""
 
 ENDPOINTS = {
+    "commit": frozenset({"ecr.api", "ecr.dkr", "logs", "sqs"}),
     "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
     "access": frozenset({"ssm", "ssmmessages"}),
     "compaction": frozenset({"emr-service-cell01"}),
@@ -29,7 +30,9 @@ def created_endpoints(settings: DeploymentSettings) -> dict[str, bool]:
     return {
         name: part.endpoints == "create"
         for name, part in parts.items()
-        if part is not None and not isinstance(part, EmrServerlessCompaction)
+        if part is not None
+        and not isinstance(part, EmrServerlessCompaction)
+        and (name != "commit" or settings.has_commit_service)
     }
 
 
@@ -184,7 +187,7 @@ class Network:
         return Check.of("s3 endpoint", ", ".join({*has.values()}), trouble, mend)
 
     def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
-        """Checks that the interface endpoints of the part `query` or `access` exist, or can be created.
+        """Checks that the interface endpoints of a part, such as `query`, exist, or can be created.
 
         `is_made` is True if the deploy creates them.
         """

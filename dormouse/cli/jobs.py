@@ -1,4 +1,4 @@
-"""`dormouse jobs`, `committer`, `commit-status` and `queue`: jobs, commit requests and their results."""
+"""`dormouse jobs`, `commit-status` and `queue`: jobs, commit requests and their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dormouse.jobs.job import Job
     from dormouse.jobs.runs import JobFunction
     from dormouse.jobs.worker import Worker
-    from dormouse.state.commits.committer import Committer
     from dormouse.state.commits.outcomes import DeadLetter
     from dormouse.state.commits.queue import QueueDepth
 
@@ -213,36 +212,8 @@ def _short_text(value: Any) -> str:
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if isinstance(value, datetime) else str(value)
 
 
-PROGRESS_SECONDS = 10.0
 DEAD_LETTERS_SHOWN = 20
 DEAD_LETTERS_MAX = 100_000
-
-
-@command(app, example="--concurrency 4")
-def committer(
-    session: Session,
-    drain: Annotated[bool, typer.Option("--drain", "--once", help="End when the queue is empty.")] = False,
-    concurrency: Annotated[int, "The most batches applied at once."] = 2,
-    batch: Annotated[int, "The most requests of a batch."] = 500,
-) -> None:
-    """Apply commit requests of the queue until Ctrl-C or SIGTERM, then finish running batches."""
-    with session.open() as instance:
-        committer = instance.committer(concurrency=concurrency, batch_max=batch)
-        if drain:
-            outcomes = committer.drain()
-            refused = [
-                f"{one.commit_id}: {one.state}: {one.error}" for one in outcomes if one.error is not None
-            ]
-            metrics = committer.metrics()
-            session.lines({"metrics": metrics, "outcomes": outcomes}, [*refused, str(metrics)])
-            return
-        with stop_on_signals() as stop, _progress(committer):
-            requests = plural(batch, "request")
-            say(
-                f"the committer runs, with batches of up to {requests}, {concurrency} at once; Ctrl-C ends it"
-            )
-            metrics = committer.run(stop)
-    session.show(metrics, f"ended: {metrics}")
 
 
 @command(app, example="ingest:2026-01-31")
@@ -286,20 +257,3 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
     # a reason ends with its remedy, so it is wrapped and not cut off
     dead = grid(("dead since", "reason", "message"), shown, cell_characters_max=TEXT_CHARACTERS_MAX)
     return Group(grid(("queue", "messages", "oldest"), rows), dead if letters else "no dead letters")
-
-
-@contextmanager
-def _progress(committer: Committer) -> Iterator[None]:
-    """Prints the committer's progress on stderr every `PROGRESS_SECONDS`, if it changed."""
-    from dormouse.postgres.lease import Pulse
-
-    batches = committer.metrics().batches
-
-    def tell() -> None:
-        nonlocal batches
-        if (now := committer.metrics()).batches != batches:
-            batches = now.batches
-            say(f"so far {now}")
-
-    with Pulse(tell, PROGRESS_SECONDS, "committer-progress"):
-        yield

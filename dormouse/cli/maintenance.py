@@ -137,16 +137,19 @@ def maintain(
     metrics: Annotated[
         Path | None, "A file for Prometheus' textfile collector, written after each cycle."
     ] = None,
+    no_compact: Annotated[bool, "Leave splits, merges and compactions to another program."] = False,
 ) -> None:
     """Split, merge, compact and collect all tables, until Ctrl-C or SIGTERM; once a day back up the metadata.
 
-    Deployed instances have schedules instead. With --once, exit code 1 when anything failed.
+    Deployed instances have schedules or a service instead. With --once, exit code 1 when anything failed.
     """
     with session.open() as instance, stop_on_signals() as stop:
         if not once:
             say(f"tables are maintained every {every:g} s; Ctrl-C ends it")
         try:
-            done = instance.maintain(once, stop=stop, cycle_seconds=every, tell=say, metrics=metrics)
+            done = instance.maintain(
+                once, stop=stop, cycle_seconds=every, tell=say, metrics=metrics, compacts=not no_compact
+            )
         except MaintenanceTakenOver as error:
             _show_maintenance(session, error.report)
             raise

@@ -33,7 +33,7 @@ GROUPS: dict[str, dict[str, str | None]] = {
         "adopt": "backups",
     },
     "Programs and queues": {
-        "serve": "serve", "jobs": "jobs", "committer": "jobs", "commit-status": "jobs", "queue": "jobs",
+        "serve": "serve", "jobs": "jobs", "committer": "committing", "commit-status": "jobs", "queue": "jobs",
     },
     "Instances on AWS": {
         "doctor": "deployment", "cost": "deployment", "pause": "system", "resume": "system",

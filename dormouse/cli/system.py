@@ -190,6 +190,8 @@ def _picture(shown_status: Status) -> Any:
     if shown_status.query is not None:
         where = f", {shown_status.query_url}" if shown_status.query == "running" else ""
         rows.append(("query service", f"{shown_status.query}{where}"))
+    if shown_status.commit_service is not None:
+        rows.append(("commit service", shown_status.commit_service))
     rows += [] if shown_status.access is None else [("host for access", shown_status.access)]
     rows += [(what.partition(", ")[0], what.partition(", ")[2] or "running") for what in shown_status.runs]
     parts: list[Any] = [

@@ -146,11 +146,13 @@ class Durability:
         cycle_seconds: float,
         tell: Callable[[str], object],
         metrics: Path | None,
+        compacts: bool,
     ) -> Maintenance:
         """Maintains the tables until `stop` is set, or with `once` for one cycle.
 
         `daily` returns additional work for once a day. `numbers` returns additional metrics for the file
-        `metrics`. `tell` is called with lines about the progress.
+        `metrics`. `tell` is called with lines about the progress. Without `compacts`, splits, merges and
+        compactions are left to another program.
         """
         from dormouse.durability import checking
         from dormouse.durability.backups import KIND, take_metadata
@@ -183,7 +185,9 @@ class Durability:
         def hourly() -> Mapping[str, Callable[[], object]]:
             return {cooling.KIND: self.cool_payloads}
 
-        maintainer = Maintainer(self._supplier, tables, each_day, hourly, tell, after_cycle)
+        maintainer = Maintainer(
+            self._supplier, tables, each_day, hourly, tell, after_cycle, compacts=compacts
+        )
         try:
             maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         except MaintenanceTakenOver as error:

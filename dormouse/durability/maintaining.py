@@ -166,7 +166,8 @@ class Maintenance:
 class Maintainer:
     """A maintainer of the tables that `tables` returns.
 
-    Once a day it runs the work that `daily` returns, and once an hour the work that `hourly` returns.
+    Once a day it runs the work that `daily` returns, and once an hour the work that `hourly` returns. Without
+    `compacts`, it leaves splits, merges and compactions to another program.
     """
 
     def __init__(
@@ -177,7 +178,10 @@ class Maintainer:
         hourly: Callable[[], Mapping[str, Callable[[], object]]],
         tell: Callable[[str], object] = lambda line: None,
         after_cycle: Callable[[Maintenance], object] = lambda done: None,
+        *,
+        compacts: bool = True,
     ) -> None:
+        self._compacts = compacts
         self._after_cycle = after_cycle
         self._supplier = supplier
         self._rounds = InstanceRounds(supplier)
@@ -218,6 +222,17 @@ class Maintainer:
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
         name = table.name  # read once, as each access asks the database
         self._try(f"{name}: cut", table.history.record_if_due)
+        if self._compacts:
+            self._compact(table, name)
+        since = time.monotonic() - self._collected_at.get(name, float("-inf"))
+        if all_is_due or since >= COLLECTION_SECONDS:
+            self._collected_at[name] = time.monotonic()
+            self._try(f"{name}: retention", table.history.apply_retention)
+            if collected := self._try(f"{name}: collection", table.collect_garbage):
+                self.done.files_deleted += collected.deleted
+                self._note(f"{name}: collection", [f"{file}: {why}" for file, why in collected.failed])
+
+    def _compact(self, table: Maintained, name: str) -> None:
         if split := self._try(f"{name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
             self._note(f"{name}: split", split.errors)
@@ -228,13 +243,6 @@ class Maintainer:
         if compacted := self._try(f"{name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
             self._note(f"{name}: compaction", compacted.errors if compacted.given_up else ())
-        since = time.monotonic() - self._collected_at.get(name, float("-inf"))
-        if all_is_due or since >= COLLECTION_SECONDS:
-            self._collected_at[name] = time.monotonic()
-            self._try(f"{name}: retention", table.history.apply_retention)
-            if collected := self._try(f"{name}: collection", table.collect_garbage):
-                self.done.files_deleted += collected.deleted
-                self._note(f"{name}: collection", [f"{file}: {why}" for file, why in collected.failed])
 
     def _merge(self, table: Maintained) -> Any:
         wanted = table.properties.merge_threshold_rows is not None

@@ -1,4 +1,4 @@
-"""The settings of the database, of the query service and of compaction."""
+"""The settings of the database, of commits, of the query service and of compaction."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dormouse.settings.section import (
+    VISIBILITY_FACTOR,
     Acu,
     ClientCidr,
     EveryMinutes,
@@ -130,14 +131,19 @@ class QuerySettings(Section):
         return f"{'https' if self.certificate_arn else 'http'}://{self.host_of(instance_id)}"
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
-        fitting = CPU_MEMORY_GB[self.cpu]
-        if self.memory_gb not in fitting:
-            yield "memory_gb", f"with cpu = {self.cpu} Fargate has {_listed(fitting)}"
+        if trouble := _size_problem("cpu", self.cpu, self.memory_gb):
+            yield "memory_gb", trouble
         if self.tasks_max < self.tasks_min:
             yield "tasks_max", f"it must be tasks_min or more, which is {self.tasks_min}"
         if self.certificate_arn is not None and self.host is None:
             yield "certificate_arn", "it is for a name: give that as host"
         yield from client_problems(self.client_cidrs, self.client_security_groups)
+
+
+def _size_problem(name: str, cpu: int, memory_gb: float) -> str | None:
+    """Returns why Fargate has no task of this size, or None. `name` is the name of the setting of the CPU."""
+    fitting = CPU_MEMORY_GB[cpu]
+    return None if memory_gb in fitting else f"with {name} = {cpu} Fargate has {_listed(fitting)}"
 
 
 def _listed(sizes: tuple[float, ...]) -> str:
@@ -146,6 +152,103 @@ def _listed(sizes: tuple[float, ...]) -> str:
         step = sizes[1] - sizes[0]
         return f"{texts[0]} to {texts[-1]} GB of memory" + (f", in steps of {step:g}" if step > 1 else "")
     return f"{', '.join(texts[:-1])} or {texts[-1]} GB of memory"
+
+
+# The settings of commits.
+
+RECEIVES_LEAST = 50
+COMMIT_THREADS = 4
+"""The number of batches that the commit service applies at once, and the least number of its threads."""
+
+_OF_SERVICE = {"endpoints", "image", "log_days", "service_cpu", "service_memory_gb"}
+
+
+class CommitSettings(Section):
+    """The commit queues, and the lambda or the service that applies commit requests."""
+
+    queues: int = setting(1, ge=1, le=16)
+    """The number of queues over which the tables are spread. The queues must be empty before you change
+    it."""
+
+    concurrency: int = setting(10, ge=2, le=1_000)
+    """The largest number of lambdas that work on one queue at once."""
+
+    batch_size: int = setting(500, ge=1, le=10_000)
+    """The largest number of requests that a lambda gets at once."""
+
+    batching_window_seconds: int = setting(1, ge=0, le=300)
+    """The time in seconds for which a batch is collected. It must be at least 1 if batch_size is more than
+    10."""
+
+    memory_mb: MemoryMb = setting(1_024)
+    """The memory of the lambda, which also sets its share of a CPU."""
+
+    timeout_seconds: TimeoutSeconds = setting(60)
+    """The time in seconds that the lambda may work on a batch. SQS delivers the messages of a failed batch
+    again after six times that time."""
+
+    receives_max: int = setting(RECEIVES_LEAST, ge=RECEIVES_LEAST, le=1_000)
+    """The number of deliveries after which a message becomes a dead letter. Until then, a request can wait
+    for its inputs."""
+
+    retention_days: int = setting(14, ge=1, le=14)
+    """The number of days that SQS keeps messages, even while the instance is paused."""
+
+    service: bool = setting(False)
+    """A long-running committer on Fargate in place of the lambda. It also runs `dormouse maintain`. The
+    lambda stays, but the queues do not call it."""
+
+    service_cpu: Literal[256, 512, 1024, 2048, 4096, 8192, 16384] = setting(1024)
+    """The CPU of the service's task; 1024 is one virtual CPU."""
+
+    service_memory_gb: float = setting(4, ge=0.5, le=120)
+    """The memory of the service's task, in GB. Fargate allows certain sizes for each CPU: with service_cpu =
+    1024, 2 to 8."""
+
+    image: str | None = setting(None, pattern=pattern("image"))
+    """An existing image in ECR for the service. Left out, it is `query.image`, or a deploy builds one with
+    Docker."""
+
+    endpoints: Literal["create", "existing"] | None = setting(None)
+    """The interface endpoints that the service needs for SQS, ECR and CloudWatch Logs: `create` them, or use
+    `existing` ones. `create` is the default in the instance's own VPC. In an existing VPC, which all its
+    machines share, the choice is required. The query service and this service share endpoints."""
+
+    log_days: Literal[7, 14, 30, 60, 90, 180, 365] = setting(30)
+    """The number of days that the log of the service is kept."""
+
+    @property
+    def service_memory_mb(self) -> int:
+        return round(self.service_memory_gb * 1_024)
+
+    @property
+    def visibility_seconds(self) -> int:
+        """The time in seconds for which SQS hides a message after a lambda has received it."""
+        return VISIBILITY_FACTOR * self.timeout_seconds + self.batching_window_seconds
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        for name in () if self.service else sorted(_OF_SERVICE & self.model_fields_set):
+            yield name, "it is for the service: set service = true, or leave it out"
+        if trouble := _size_problem("service_cpu", self.service_cpu, self.service_memory_gb):
+            yield "service_memory_gb", trouble
+        if self.batch_size > 10 and self.batching_window_seconds == 0:
+            yield "batching_window_seconds", "it must be 1 or more when batch_size is more than 10"
+        hidden = self.visibility_seconds
+        most = self.retention_days * 86_400 // hidden
+        if most < RECEIVES_LEAST:
+            longest = self.retention_days * 86_400 // RECEIVES_LEAST - self.batching_window_seconds
+            longest //= VISIBILITY_FACTOR
+            why = (
+                f"it must be {longest} at most with retention_days = {self.retention_days}, "
+                f"for {RECEIVES_LEAST} tries of a message"
+            )
+            yield "timeout_seconds", why
+        elif self.receives_max > most:
+            why = (
+                f"it must be {most} at most: each try hides a message for {hidden:,} s "
+                f"({VISIBILITY_FACTOR} × timeout_seconds and the window), which retention_days must cover"
+            )
+            yield "receives_max", why
 
 
 # The settings of compaction, one model for each engine that Spark runs on.

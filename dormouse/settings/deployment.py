@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from dormouse.settings.database import (
+    CommitSettings,
     CompactionSettings,
     DatabaseSettings,
     QuerySettings,
@@ -221,7 +222,6 @@ class IamSettings(Section):
             yield "policies", "each may be listed only once"
 
 
-RECEIVES_LEAST = 50
 ZONES_MAX = 3
 """The largest number of zones of the instance's own VPC."""
 
@@ -332,63 +332,6 @@ class StorageSettings(Section):
     """The number of days after which the parts of an interrupted upload are deleted."""
 
 
-class CommitSettings(Section):
-    """The commit queues and the lambda that applies commit requests."""
-
-    queues: int = setting(1, ge=1, le=16)
-    """The number of queues over which the tables are spread. The queues must be empty before you change
-    it."""
-
-    concurrency: int = setting(10, ge=2, le=1_000)
-    """The largest number of lambdas that work on one queue at once."""
-
-    batch_size: int = setting(500, ge=1, le=10_000)
-    """The largest number of requests that a lambda gets at once."""
-
-    batching_window_seconds: int = setting(1, ge=0, le=300)
-    """The time in seconds for which a batch is collected. It must be at least 1 if batch_size is more than
-    10."""
-
-    memory_mb: MemoryMb = setting(1_024)
-    """The memory of the lambda, which also sets its share of a CPU."""
-
-    timeout_seconds: TimeoutSeconds = setting(60)
-    """The time in seconds that the lambda may work on a batch. SQS delivers the messages of a failed batch
-    again after six times that time."""
-
-    receives_max: int = setting(RECEIVES_LEAST, ge=RECEIVES_LEAST, le=1_000)
-    """The number of deliveries after which a message becomes a dead letter. Until then, a request can wait
-    for its inputs."""
-
-    retention_days: int = setting(14, ge=1, le=14)
-    """The number of days that SQS keeps messages, even while the instance is paused."""
-
-    @property
-    def visibility_seconds(self) -> int:
-        """The time in seconds for which SQS hides a message after a lambda has received it."""
-        return VISIBILITY_FACTOR * self.timeout_seconds + self.batching_window_seconds
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        if self.batch_size > 10 and self.batching_window_seconds == 0:
-            yield "batching_window_seconds", "it must be 1 or more when batch_size is more than 10"
-        hidden = self.visibility_seconds
-        most = self.retention_days * 86_400 // hidden
-        if most < RECEIVES_LEAST:
-            longest = self.retention_days * 86_400 // RECEIVES_LEAST - self.batching_window_seconds
-            longest //= VISIBILITY_FACTOR
-            why = (
-                f"it must be {longest} at most with retention_days = {self.retention_days}, "
-                f"for {RECEIVES_LEAST} tries of a message"
-            )
-            yield "timeout_seconds", why
-        elif self.receives_max > most:
-            why = (
-                f"it must be {most} at most: each try hides a message for {hidden:,} s "
-                f"({VISIBILITY_FACTOR} × timeout_seconds and the window), which retention_days must cover"
-            )
-            yield "receives_max", why
-
-
 class GarbageSettings(Section):
     """Garbage collection."""
 
@@ -478,6 +421,16 @@ class DeploymentSettings(Section):
     audit: AuditSettings | None = setting(None)
 
     @property
+    @property
+    def has_commit_service(self) -> bool:
+        return self.commit is not None and self.commit.service
+
+    @property
+    def has_tasks(self) -> bool:
+        """True if tasks run on Fargate, whose image comes from ECR."""
+        return self.query is not None or self.has_commit_service
+
+    @property
     def version_days(self) -> int:
         """The number of days that S3 keeps a deleted object.
 
@@ -513,7 +466,10 @@ class DeploymentSettings(Section):
         if others := [zone for zone in zones if zone[:-1] != region]:
             yield "network.availability_zones", f"{others[0]} is not of the region {region}"
         yield from self._elsewhere(region)
-        for name, part in (("query", self.query), ("access", self.access), ("compaction", self.compaction)):
+        yield from self._commit_service()
+        service = self.commit if self.has_commit_service else None
+        parts = (("commit", service), ("query", self.query), ("access", self.access))
+        for name, part in (*parts, ("compaction", self.compaction)):
             # EMR Serverless has no such setting
             if part and self.network.vpc_id and getattr(part, "endpoints", "") is None:
                 why = 'it must be "create" or "existing" in the VPC that network.vpc_id names'
@@ -547,6 +503,20 @@ class DeploymentSettings(Section):
                     f"{self.commit.visibility_seconds} s, {VISIBILITY_FACTOR} × commit.timeout_seconds and "
                     f"the window, and a database wakes in {CONNECT_SECONDS_MAX} s",
                 )
+
+    def _commit_service(self) -> Iterator[tuple[str, str]]:
+        """Yields each setting that contradicts a service that commits, and the reason."""
+        commit, query = self.commit, self.query
+        if commit is None or not commit.service:
+            return
+        if self.database.pauses_itself:
+            why = "it keeps the database awake: set database.min_acu to 0.5 or more, or service to false"
+            yield "commit.service", why
+        ours, theirs = commit.endpoints or "create", query and (query.endpoints or "create")
+        is_chosen = commit.endpoints is not None or self.network.vpc_id is None
+        if theirs and ours != theirs and is_chosen:
+            why = f'it must be "{theirs}" like query.endpoints: the two services share endpoints'
+            yield "commit.endpoints", why
 
     def _elsewhere(self, region: str | None) -> Iterator[tuple[str, str]]:
         """Yields each setting with an ARN of another region or account, and the reason why AWS refuses it."""

@@ -91,22 +91,6 @@ class TablesResources(Described):
     change: str
 
 
-class CommitResources(Described):
-    queues: tuple[str, ...]
-    """The URLs of the queues."""
-    dead_letters: tuple[str, ...]
-    mappings: tuple[str, ...]
-    """The UUIDs of the event source mappings."""
-    function: str
-
-
-class ScheduledResources(Described):
-    """The resources of the part `garbage`."""
-
-    rules: tuple[str, ...]
-    function: str
-
-
 class ApplicationResources(Described):
     """The stack with the parts below. What costs money by the hour sleeps by its parameter `Running`."""
 
@@ -116,6 +100,37 @@ class ApplicationResources(Described):
     """The name of the function that wakes the stack or puts it to sleep; None if nothing in it sleeps."""
     parts: tuple[str, ...]
     """The names of the parts that the last deploy had."""
+
+
+class ServiceResources(Described):
+    """A service on Fargate, which exists only while the instance runs."""
+
+    cluster: str
+    """The name of the cluster in ECS."""
+    service: str
+    cpu: int
+    """The CPU of a task; 1024 is one virtual CPU."""
+    memory_mb: int
+    endpoints: int
+    """The number of the stack's interface endpoints."""
+
+
+class CommitResources(Described):
+    queues: tuple[str, ...]
+    """The URLs of the queues."""
+    dead_letters: tuple[str, ...]
+    mappings: tuple[str, ...]
+    """The UUIDs of the event source mappings, which are off if there is a service."""
+    function: str
+    service: ServiceResources | None = None
+    """The service that commits in place of the lambda; None without one."""
+
+
+class ScheduledResources(Described):
+    """The resources of the part `garbage`."""
+
+    rules: tuple[str, ...]
+    function: str
 
 
 class RunResources(ScheduledResources):
@@ -134,20 +149,12 @@ class RunResources(ScheduledResources):
     """Whether the part has an interface endpoint for EMR on EC2."""
 
 
-class QueryResources(Described):
+class QueryResources(ServiceResources):
     url: str
     """The URL that clients in the VPC call, while the stack runs."""
     token: str
     """The ARN of the secret with the token that clients need."""
-    cluster: str
-    """The name of the cluster in ECS."""
-    service: str
     tasks_min: int
-    cpu: int
-    """The CPU of a task; 1024 is one virtual CPU."""
-    memory_mb: int
-    endpoints: int
-    """The number of the stack's interface endpoints."""
 
 
 class AccessResources(Described):

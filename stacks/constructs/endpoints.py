@@ -27,22 +27,44 @@ CHANNELS = [
 ]
 """The IAM actions that the agent of Session Manager needs for its channels."""
 
+RECEIVE_ACTIONS = [
+    "sqs:ChangeMessageVisibility",
+    "sqs:DeleteMessage",
+    "sqs:GetQueueAttributes",
+    "sqs:ReceiveMessage",
+    "sqs:SendMessage",
+]
+"""The actions with which a committer uses its queues. It sends a request again that waits for a lock."""
+
 Services = Mapping[str, tuple[ec2.IInterfaceVpcEndpointService, Sequence[str]]]
 """The AWS services and their allowed actions, by purpose; without actions, all are allowed."""
 
-TASK_SERVICES: Services = {
+PULL_SERVICES: Services = {
     "Images": (ec2.InterfaceVpcEndpointAwsService.ECR, PULL_ACTIONS),
     "Layers": (ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER, PULL_ACTIONS),
     "Logs": (
         ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
         ["logs:CreateLogStream", "logs:PutLogEvents"],
     ),
+}
+"""The services that all tasks on Fargate need, for their image and their log."""
+
+TASK_SERVICES: Services = {
+    **PULL_SERVICES,
     "Secrets": (
         ec2.InterfaceVpcEndpointAwsService.SECRETS_MANAGER,
         ["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"],
     ),
 }
-"""The services that tasks on Fargate need."""
+"""The services that tasks of the query service need."""
+
+QUEUE_SERVICES: Services = {
+    "Queues": (
+        ec2.InterfaceVpcEndpointAwsService.SQS,
+        [*RECEIVE_ACTIONS, "sqs:GetQueueUrl"],
+    ),
+}
+"""The service that the task that commits also needs."""
 
 SESSION_SERVICES: Services = {
     "Manager": (ec2.InterfaceVpcEndpointAwsService.SSM, ["ssm:UpdateInstanceInformation"]),

@@ -373,6 +373,31 @@ class Monitors:
             when = self._when("Warning", what, 5, times=3)
             self._custom(f"Query {name.lower()}", used, QUERY_PERCENT_MAX, when)
 
+    def commit_service(self, cluster: str, service: str) -> None:
+        """Adds the commit service, with an alarm while no task runs.
+
+        ECS sends metrics only while a task runs. As for the oldest message, the alarm is off while the
+        database sends no metrics.
+        """
+        tasks = cloudwatch.MathExpression(
+            expression="IF(FILL(connections, -1) >= 0, IF(FILL(cpu, -1) >= 0, 1, 0), 1)",
+            using_metrics={
+                "cpu": cloudwatch.Metric(
+                    namespace="AWS/ECS",
+                    metric_name="CPUUtilization",
+                    dimensions_map={"ClusterName": cluster, "ServiceName": service},
+                    statistic="Maximum",
+                    period=cdk.Duration.minutes(5),
+                ),
+                "connections": self._of_cluster("DatabaseConnections", 5),
+            },
+            label="1 if a task runs or the instance sleeps",
+            period=cdk.Duration.minutes(5),
+        )
+        what = "No task of the commit service runs, and commits wait: see dormouse status"
+        when = self._when("Critical", what, 5, times=4)
+        self._custom("Commit service", tasks, 1, when, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD)
+
     def _oldest(self, name: str, queue: sqs.IQueue, seconds_max: int) -> None:
         """Adds an alarm for the age of the oldest message.
 

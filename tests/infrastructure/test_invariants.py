@@ -296,7 +296,8 @@ def test_mappings_limit_their_concurrency(name: str, synthesized: Any) -> None:
         assert properties["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
         assert properties["ScalingConfig"] == {"MaximumConcurrency": settings.commit.concurrency}
         assert properties["MaximumBatchingWindowInSeconds"] == settings.commit.batching_window_seconds
-        assert properties["Enabled"] == {"Fn::If": ["IsAwake", True, False]}
+        is_on = False if settings.commit.service else {"Fn::If": ["IsAwake", True, False]}
+        assert properties["Enabled"] == is_on
 
 
 def test_queues_have_dead_letters_and_wait_long_enough(assembly: Assembly) -> None:

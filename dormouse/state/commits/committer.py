@@ -179,6 +179,8 @@ class Committer:
         # at least a thread for each queue, so that each is served; `concurrency` of them apply at once
         self._threads = max(self._options.concurrency, len(queues))
         self._permits = threading.Semaphore(self._options.concurrency)
+        self._served_at: dict[int, float] = {}
+        """The last time at which each thread that applies batches began to receive messages."""
         self._thread_ids: set[int] = set()
         """The ids of all threads of this committer that wait for the database."""
         self._end_by: float | None = None
@@ -284,12 +286,22 @@ class Committer:
         """Returns the counts and latencies since the committer was made."""
         return self._tally.metrics()
 
+    @property
+    def silent_seconds(self) -> float:
+        """The longest time for which a thread of `run` has not asked for messages.
+
+        It is as long as the current batch takes, unless the thread hangs.
+        """
+        now = time.monotonic()
+        return max((now - served_at for served_at in list(self._served_at.values())), default=0.0)
+
     def _queue_of_each_thread(self) -> list[CommitQueue]:
         return [self._queues[number % len(self._queues)] for number in range(self._threads)]
 
     def _serve(self, queue: CommitQueue) -> None:
         failures = 0
         while not self._closed.is_set():
+            self._served_at[threading.get_ident()] = time.monotonic()
             try:
                 self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
                 failures = 0

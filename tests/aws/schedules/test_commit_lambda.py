@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 import dormouse as dm
 from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
 from dormouse.objects import store as store_module
-from dormouse.settings.deployment import RECEIVES_LEAST
+from dormouse.settings.database import RECEIVES_LEAST
 from dormouse.state.commits.pointers import object_of
 from lambdas.commit import handler
 from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
