@@ -12,7 +12,7 @@ from typing import Any
 from dormouse.aws.aws import Aws, Metric
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
-from dormouse.aws.switches import has_commit_service, scheduled_lambdas
+from dormouse.aws.switches import scheduled_lambdas
 from dormouse.settings.section import LOSS_NEAR_SHARE, SCHEDULED_SECONDS_MAX
 
 REPORT_SECONDS = 300.0
@@ -122,8 +122,6 @@ def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
 class DrainCommits:
     """The step that waits for the commits that have begun. Unfinished requests stay in their queue.
 
-    A commit service finishes its commits when it is stopped, so there is nothing to wait for before.
-
     It waits no longer than the lambda's timeout: a request that stays hidden after that only waits for a
     retry.
     """
@@ -134,7 +132,7 @@ class DrainCommits:
     name = "let running commits end"
 
     def left(self, waited: float) -> Iterator[Left]:
-        if not queues(self.instance) or waited >= self.drain_seconds or has_commit_service(self.instance):
+        if not queues(self.instance) or waited >= self.drain_seconds:
             return
         commit = self.instance.resources.commit
         seconds = _invocation_seconds_max(self.instance, commit.function) if commit else 0.0

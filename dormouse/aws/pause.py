@@ -67,25 +67,24 @@ def pause(
         SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
     ]
-    before: list[Step] = [WriteDesiredState(instance, "paused"), *switches]
-    after: list[Step] = [
+    steps: list[Step] = [
+        WriteDesiredState(instance, "paused"),
+        *switches,
+        DrainScheduled(instance, drain_seconds, quiet_seconds),
+        DrainRuns(instance, drain_seconds),
         StopSpark(instance),
         *sleeping,  # clusters need the endpoint of EMR until they end
         *(switches if sleeping else ()),  # a failed update of the stack turns them on again
+        DrainCommits(instance, drain_seconds),  # also those of a service
         StopDatabase(instance),
         SwitchRules(instance, keeper, True, "the rule that keeps the database asleep"),
     ]
-    drain: list[Step] = [
-        DrainCommits(instance, drain_seconds),
-        DrainScheduled(instance, drain_seconds, quiet_seconds),
-        DrainRuns(instance, drain_seconds),
-    ]
-    steps = [*before, *drain, *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run, put_off=sleeping)
     if not dry_run:
-        reports.append(verify(instance, [*before, *after], "asleep", "pause"))
+        done = [step for step in steps if not isinstance(step, DrainCommits | DrainScheduled | DrainRuns)]
+        reports.append(verify(instance, done, "asleep", "pause"))
         ended(reports[-1])
     waits = waiting(instance)
     said = [str(one) for one in waits if one.messages]

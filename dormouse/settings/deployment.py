@@ -421,7 +421,6 @@ class DeploymentSettings(Section):
     audit: AuditSettings | None = setting(None)
 
     @property
-    @property
     def has_commit_service(self) -> bool:
         return self.commit is not None and self.commit.service
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ def test_a_pause_deletes_exactly_the_parts_charged_by_the_hour(assembly: Assembl
     asleep = {one.type for one in ours if one.body.get("Condition") == "IsRunning"}
     assert asleep == (PAID if assembly.id != STEPS else {"AWS::ECS::Service"})
     assert not {one.type for one in ours if "Condition" not in one.body} & PAID
-    assert assembly.templates["commit"]["Parameters"][RUNNING_PARAMETER]["Default"] == "true"
+    assert assembly.stacks["application"]["Parameters"][RUNNING_PARAMETER]["Default"] == "true"
 
 
 def test_the_queues_do_not_call_the_lambda(assembly: Assembly) -> None:
@@ -124,15 +123,17 @@ def test_the_endpoints_of_the_query_service_admit_the_task(synthesized: All) -> 
     served = synthesized(SERVED)
     [rule] = [
         one.properties
-        for one in several(served, "AWS::EC2::SecurityGroupIngress")
-        if "queryendpoints" in flat(one.properties["GroupId"])
+        for one in served.resources("AWS::EC2::SecurityGroupIngress")
+        if "commits" in one.properties["Description"]
+        and flat(one.properties["GroupId"]).startswith("QueryEndpointsGroup")
     ]
     assert (rule["FromPort"], rule["ToPort"]) == (443, 443)
     [task] = only(served, "AWS::ECS::Service").properties["NetworkConfiguration"]["AwsvpcConfiguration"][
         "SecurityGroups"
     ]
     assert rule["SourceSecurityGroupId"] == task
-    assert "dormouse-served-query" in served.stack("commit")["dependencies"]
+    images = [one.name for one in served.resources("AWS::EC2::VPCEndpoint") if one.stack == "query"]
+    assert set(images) <= set(only(served, "AWS::ECS::Service").body["DependsOn"])
 
 
 def test_the_task_starts_after_its_endpoints_and_ends_before_them(assembly: Assembly) -> None:
@@ -142,7 +143,7 @@ def test_the_task_starts_after_its_endpoints_and_ends_before_them(assembly: Asse
         one.name
         for kind in ("Ingress", "Egress")
         for one in several(assembly, f"AWS::EC2::SecurityGroup{kind}")
-        if one.name.startswith("ServiceSecurityGroup")
+        if one.name.startswith("CommitServiceSecurityGroup")
     }
     depends = set(only(assembly, "AWS::ECS::Service").body["DependsOn"])
     assert needed <= depends, needed - depends
@@ -161,9 +162,8 @@ def test_a_parameter_records_the_service(assembly: Assembly) -> None:
     ]
     found = CommitResources.model_validate_json(text).service
     assert found is not None
-    assert (found.stack, found.service) == (f"dormouse-{assembly.id}-commit", "commit")
+    assert found.service == "commit"
     assert found.endpoints == len(endpoints(assembly))
-    assert found.switch is not None
 
 
 @pytest.mark.parametrize("name", [SERVED, STEPS])
@@ -183,7 +183,6 @@ def test_an_alarm_rings_while_the_instance_runs_and_no_task_does(name: str, synt
     assert expression == "IF(FILL(connections, -1) >= 0, IF(FILL(cpu, -1) >= 0, 1, 0), 1)"
 
 
-def test_without_the_setting_there_is_no_task(synthesized: All, tmp_path: Path) -> None:
+def test_without_the_setting_there_is_no_task(synthesized: All) -> None:
     found = synthesized("prod")
     assert not [one for one in found.resources("AWS::ECS::Service") if one.stack == "commit"]
-    assert RUNNING_PARAMETER not in found.templates["commit"].get("Parameters", {})
