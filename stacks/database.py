@@ -88,9 +88,9 @@ class DatabaseStack(InstanceStack):
         )
         self._let_clients_in()
         self.cluster = self._cluster()
-        guard(self, self.cluster, assets)
         self._keep_logs()
         self.row_clusters = self._row_clusters()
+        guard(self, self.cluster, self.row_clusters, assets)
         self.proxy = (
             DatabaseProxy(
                 self,

@@ -76,14 +76,15 @@ def migration(url: str, **properties: str) -> dict[str, Any]:
 class Aws:
     """A substitute for a boto3 session, with the services that `begin` calls.
 
-    It records the payloads of lambda invocations in `handed`. It also has the desired state, and the status
-    of the stack.
+    It records the payloads of lambda invocations in `handed`. It also has the desired state, the status of
+    the stack, and the engine version of each cluster in the stack.
     """
 
     def __init__(self) -> None:
         self.handed: list[dict[str, Any]] = []
         self.state: str | None = None
         self.stack_status = "UPDATE_IN_PROGRESS"
+        self.versions: dict[str, str] = {}
         self._clients = {
             name: boto3.session.Session("key", "secret", region_name="eu-west-1").client(name)
             for name in ("secretsmanager", "lambda")
@@ -117,6 +118,23 @@ class Aws:
     def describe_stacks(self, **given: Any) -> Any:
         assert given == {"StackName": STACK}
         return {"Stacks": [{"StackStatus": self.stack_status}]}
+
+    def get_paginator(self, operation: str) -> Aws:
+        assert operation == "list_stack_resources"
+        return self
+
+    def paginate(self, **given: Any) -> Any:
+        """Returns the resources of the stack, one of which is not created yet."""
+        assert given == {"StackName": STACK}
+        kind = {"ResourceType": "AWS::RDS::DBCluster"}
+        clusters = [kind | {"PhysicalResourceId": name} for name in self.versions]
+        yield {
+            "StackResourceSummaries": [{"ResourceType": "AWS::KMS::Key", "PhysicalResourceId": "key"}, kind]
+        }
+        yield {"StackResourceSummaries": clusters}
+
+    def describe_db_clusters(self, **given: Any) -> Any:
+        return {"DBClusters": [{"EngineVersion": self.versions[given["DBClusterIdentifier"]]}]}
 
     def _take(self, params: dict[str, Any], **_: Any) -> None:
         self.handed.append(json.loads(params["Payload"]))

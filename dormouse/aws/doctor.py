@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dormouse.aws.aws import Aws, AwsRefused, open_session
-from dormouse.aws.database import left_behind, snapshot, taken
+from dormouse.aws.database import left_behind, snapshot, taken, version_numbers
 from dormouse.aws.drain import depth
 from dormouse.aws.instance import how_to_delete, left_stacks
 from dormouse.aws.switches import stack
@@ -256,7 +256,7 @@ class _Account:
         version = str(found["EngineVersion"])
         fine = f"it is of Aurora PostgreSQL {version}"
         newer = f"{fine}, which AWS cannot restore as the earlier version {wanted}"
-        trouble = newer if _numbers(version) > _numbers(wanted) else None
+        trouble = newer if version_numbers(version) > version_numbers(wanted) else None
         return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
 
     def _other_snapshots(self) -> Iterator[Check]:
@@ -485,10 +485,6 @@ class _Account:
         counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
         mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
         yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(one) for one in re.findall("[0-9]+", version)]
 
 
 # Checks of this machine: Node, the CDK, built packages.
