@@ -155,6 +155,11 @@ INSTANCE_TYPES_MAX = 5
 
 
 class _Compaction(Section):
+    release: Literal["emr-spark-8.0.0", "emr-spark-8.1.0"] = setting("emr-spark-8.0.0")
+    """The release of EMR: with Spark 4.0 (`emr-spark-8.0.0`), or Spark 4.1 (`emr-spark-8.1.0`). Other
+    releases do not have the Python and Spark that Dormouse is tested with. A running cluster keeps its
+    release until it ends."""
+
     every_minutes: EveryMinutes = setting(15)
     """The pause in minutes between two rounds that make compaction jobs."""
 

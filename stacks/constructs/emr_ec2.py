@@ -19,7 +19,6 @@ from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompactio
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.emr_service_role import EmrServiceRole
 from stacks.constructs.endpoints import Endpoints, emr_services
 from stacks.constructs.function import Function, Placement
@@ -204,7 +203,7 @@ class EmrEc2(Construct):
         steps = isinstance(compaction, EmrStepsCompaction)
         tags = {INSTANCE_TAG: self._instance_id, **self._stack.tags.tag_values()}
         request: dict[str, Any] = {
-            "ReleaseLabel": RELEASE,
+            "ReleaseLabel": compaction.release,
             "Applications": [{"Name": "Spark"}],
             "LogUri": log_uri,
             "ServiceRole": self._service_role.role_arn,

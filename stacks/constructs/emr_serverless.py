@@ -10,7 +10,6 @@ from constructs import Construct
 from dormouse.settings.database import EmrServerlessCompaction
 from stacks.assets import Architecture
 from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.emr_release import RELEASE
 from stacks.constructs.function import Function, Placement
 from stacks.constructs.service_role import service_role
 from stacks.constructs.wildcards import acknowledge_resources
@@ -87,7 +86,7 @@ class EmrServerless(Construct):
         return made(
             self,
             "Application",
-            release_label=RELEASE,
+            release_label=compaction.release,
             type="SPARK",
             architecture=architecture.upper(),
             auto_start_configuration=made.AutoStartConfigurationProperty(enabled=True),

@@ -32,6 +32,7 @@ DEPLOYED = {
     ("commit", "concurrency"): ("AWS::Lambda::EventSourceMapping", "ScalingConfig"),
     ("commit", "memory_mb"): ("AWS::Lambda::Function", "MemorySize"),
     ("", "architecture"): ("AWS::Lambda::Function", "Architectures"),
+    ("compaction", "release"): ("AWS::EMRServerless::Application", "ReleaseLabel"),
     ("garbage", "every_minutes"): ("AWS::Events::Rule", "ScheduleExpression"),
     ("monitoring", "connections_max"): ("AWS::CloudWatch::Alarm", "Threshold"),
 }

@@ -93,6 +93,10 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ),
         ('[network]\ncidr = "10.400.0.0/16"', 'network.cidr = "10.400.0.0/16": an IPv4 network'),
         ('[network]\ncidr = "8.8.0.0/16"', 'network.cidr = "8.8.0.0/16": it must be private'),
+        (
+            '[compaction]\nengine = "emr-ec2-steps"\nrelease = "emr-7.13.0"',
+            'compaction.release = "emr-7.13.0": it must be "emr-spark-8.0.0" or "emr-spark-8.1.0"',
+        ),
         ("[tags]\na = 3", "tags.a = 3: it must be text in quotes"),
         ('[tags]\n"aws:a" = ""', 'tags."aws:a" = "": a tag must not begin with aws:'),
         ('[tags]\nTeam = "a"\nteam = "b"', 'tags.team = "b": to IAM this is the same tag as Team'),
