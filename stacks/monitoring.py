@@ -89,6 +89,8 @@ class MonitoringStack(InstanceStack):
         self._monitors.database(self._limits.connections_max)
         if self.settings.database.kind == "serverless":
             self._monitors.capacity()
+        else:
+            self._monitors.processor()
 
     def _watch(self, watched: Watched) -> None:
         watch, limits = self._monitors, self._limits
