@@ -12,7 +12,7 @@ from dormouse.aws.schedules import runs
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import InvalidInput, ObjectNotFound
 from dormouse.objects import open_store
-from dormouse.objects.store import note_activity
+from dormouse.objects.store import ObjectStore, note_activity
 from dormouse.settings.lambdas import (
     ROUNDS_FAILING,
     RUN_JOBS_FINISHED,
@@ -37,7 +37,8 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     """Creates the jobs of a run for an event {"execution": name}.
 
     Returns {"run_id", "kind", "list", "jobs", "tables"}: the URL of the run's list, and the numbers of its
-    jobs and tables. Returns the same run for the same execution.
+    jobs and tables. Returns the same run for the same execution. While another run waits to begin, creates
+    none, and returns {"jobs": 0}.
     """
     with called(CompactionEnvironment, "compaction", context) as call:
         settings, run_id = call.environment, runs.run_id_for(field(event, "execution", str))
@@ -45,9 +46,9 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         with suppress(ObjectNotFound):
             return runs.read_list(objects, runs.list_name(run_id)).summary(objects)
         schedule = Schedule(objects, "compaction")
-        if (turn := schedule.turn()) is None:
-            return NOTHING
         alive = timedelta(minutes=settings.run_minutes_max, seconds=START_SECONDS_MAX)
+        if (turn := schedule.turn()) is None or _waits(objects, run_id, alive):
+            return NOTHING
         with database(call, objects) as (supplier, _):
             run = runs.create(
                 supplier,
@@ -57,12 +58,22 @@ def create(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 run_seconds=alive.total_seconds(),
                 seconds_max=call.seconds_left(),
             )
+            if run.jobs and _waits(objects, run_id, alive):  # made by a concurrent execution
+                runs.report(supplier, objects, run_id, "CANCELLED")
+                return NOTHING
         # more jobs may wait; a run that never reports loses its jobs at its deadline
         more = run.jobs >= settings.jobs_max or call.seconds_left() <= 0
         later = turn.began_at + alive if run.jobs else None
         schedule.done(turn, due_at=turn.began_at if more else later)
         logger.info("run %s has %d compaction jobs of %d tables", run_id, run.jobs, len(run.tables))
         return run.summary(objects) if run.jobs else NOTHING
+
+
+def _waits(objects: ObjectStore, run_id: str, alive: timedelta) -> bool:
+    """Returns whether another run of compaction waits to begin."""
+    if waiting := runs.waiting(objects, "compaction", alive, besides=run_id):
+        logger.info("run %s has not begun, so no other run is made", waiting)
+    return waiting is not None
 
 
 @tracer.capture_lambda_handler(capture_response=False)
@@ -78,6 +89,7 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             raise InvalidInput(f"'run.kind' of the event must be one of {', '.join(runs.KINDS)}, not {kind}")
         state, reason = _ended(field(event, "status", dict))
         objects = open_store(call.environment.objects)
+        runs.note_begun(objects, run_id)  # the run has ended, even if the database is not reachable now
         if state != "SUCCEEDED":
             call.count(**{RUNS_FAILED: 1})
             logger.warning("run %s: %s: %s", run_id, state, reason)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dormouse.aws.aws import Aws, open_session
+from dormouse.aws.database import check_upgrade
 from dormouse.aws.instance import read_instance
 from dormouse.aws.keeper import keep
 from dormouse.aws.renewal import renew
@@ -67,7 +68,11 @@ def switch(event: Any, context: Any) -> dict[str, bool]:
 
 @tracer.capture_lambda_handler(capture_response=False, capture_error=False)
 def guard(event: dict[str, Any], context: Any) -> None:
-    """Fails a deploy that would change a stopped database. AWS could neither change it nor roll back."""
+    """Fails a deploy that AWS would begin and could not finish.
+
+    AWS cannot change a stopped database, nor roll such a change back. It cannot change the database to an
+    earlier version of its engine.
+    """
     answer = Answer(event, GUARD_ID)
     try:
         with called(Environment, "guard", context) as call:
@@ -80,7 +85,8 @@ def _let_through(event: Mapping[str, Any], environment: Environment, answer: Ans
     """Returns the reason why a deploy may change the database. Raises `InstanceError` if it may not.
 
     If the property Snapshot changes, CloudFormation creates another database; if it is removed, an empty one.
-    The property Changes differs for any other change of the database.
+    The property Changes differs for any other change of the database. CloudFormation sends the version of the
+    engine to AWS only if the property EngineVersion changes, and not in a rollback.
     """
     if request_type(event) == "Delete":
         return "there is nothing left to guard"
@@ -99,4 +105,19 @@ def _let_through(event: Mapping[str, Any], environment: Environment, answer: Ans
             "the instance is paused, and AWS cannot change a stopped database: "
             "resume it, deploy, and pause it again"
         )
+    wanted, before = new.get("EngineVersion"), old.get("EngineVersion")
+    if wanted and before and wanted != before and not answer.rolls_back:
+        for cluster in _clusters(aws, field(event, "StackId", str)):
+            check_upgrade(aws, cluster, wanted)
     return "the database may be changed"
+
+
+def _clusters(aws: Aws, stack_id: str) -> list[str]:
+    """Returns the names of the clusters that exist in a stack."""
+    found = aws.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack_id)
+    kind = "AWS::RDS::DBCluster"
+    return [
+        one["PhysicalResourceId"]
+        for one in found
+        if one["ResourceType"] == kind and one.get("PhysicalResourceId")
+    ]

@@ -43,6 +43,12 @@ OWNER_ROLE = "dormouse_owner"
 READ_ROLE = "dormouse_read"
 ROLES = (RUN_ROLE, OWNER_ROLE, READ_ROLE)
 
+STORAGE_TYPES = {
+    # Standard is given, too: CloudFormation changes nothing when the property is removed.
+    "standard": rds.DBClusterStorageType.AURORA,
+    "io-optimized": rds.DBClusterStorageType.AURORA_IOPT1,
+}
+
 Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "key"]
 """The names of the facts about the database that other stacks can read.
 
@@ -88,9 +94,9 @@ class DatabaseStack(InstanceStack):
         )
         self._let_clients_in()
         self.cluster = self._cluster()
-        guard(self, self.cluster, assets)
         self._keep_logs()
         self.row_clusters = self._row_clusters()
+        guard(self, self.cluster, self.row_clusters, assets)
         self.proxy = (
             DatabaseProxy(
                 self,
@@ -271,7 +277,13 @@ class DatabaseStack(InstanceStack):
                 parameters=parameters(settings.idle_session_seconds),
             ),
             storage_encryption_key=self.key,
-            backup=rds.BackupProps(retention=cdk.Duration.days(settings.backup_days)),
+            storage_type=STORAGE_TYPES[settings.storage],
+            enable_performance_insights=settings.insights,
+            performance_insight_encryption_key=self.key if settings.insights else None,
+            preferred_maintenance_window=settings.maintenance_window,
+            backup=rds.BackupProps(
+                retention=cdk.Duration.days(settings.backup_days), preferred_window=settings.backup_window
+            ),
             deletion_protection=self.settings.protected,
             removal_policy=self.removal_policy,
             cloudwatch_logs_exports=["postgresql"],
@@ -321,7 +333,10 @@ class DatabaseStack(InstanceStack):
                 iam_authentication=True,
                 parameter_group=group,
                 storage_encryption_key=self.key,
-                backup=rds.BackupProps(retention=cdk.Duration.days(1)),
+                backup=rds.BackupProps(
+                    retention=cdk.Duration.days(1), preferred_window=self.settings.database.backup_window
+                ),
+                preferred_maintenance_window=self.settings.database.maintenance_window,
                 removal_policy=cdk.RemovalPolicy.DESTROY,
                 vpc=self.placement.vpc,
                 vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
@@ -346,6 +361,7 @@ class DatabaseStack(InstanceStack):
             name,
             scale_with_writer=True,  # a reader that takes over must have the size of the writer
             auto_minor_version_upgrade=self.settings.database.minor_upgrades,
+            preferred_maintenance_window=self.settings.database.maintenance_window,
             publicly_accessible=False,
         )
 
@@ -383,6 +399,7 @@ class DatabaseStack(InstanceStack):
             name,
             instance_type=ec2.InstanceType(settings.instance_class),
             auto_minor_version_upgrade=settings.minor_upgrades,
+            preferred_maintenance_window=settings.maintenance_window,
             publicly_accessible=False,
         )
 
@@ -422,5 +439,6 @@ class DatabaseStack(InstanceStack):
                 proxy=proxy.endpoint if proxy is not None else None,
                 row_indexes=tuple(self._own_row_indexes()) or None,
                 row_clusters=tuple(one.cluster_identifier for one in self.row_clusters) or None,
+                storage=self.settings.database.storage,
             )
         )

@@ -59,6 +59,8 @@ class Monitoring(Part):
         watch.database(monitoring.connections_max)
         if self.settings.database.kind == "serverless":
             watch.capacity()
+        else:
+            watch.processor()
         for part in parts:
             part.watch(watch, monitoring)
         if monitoring.budget_usd_month is not None:

@@ -79,8 +79,8 @@ def migration(url: str, **properties: str) -> dict[str, Any]:
 class Aws:
     """A substitute for a boto3 session, with the services that `begin` calls.
 
-    It records the events that the lambda of migrations gets in `handed`. It also has the desired state, and
-    the status of the stack.
+    It records the events that the lambda of migrations gets in `handed`. It also has the desired state, the
+    status of the stack, and the engine version of each cluster in the stack.
     """
 
     def __init__(self) -> None:
@@ -93,6 +93,7 @@ class Aws:
         self._clients = {"secretsmanager": secrets, "lambda": self.migrating}
         self.secrets = Stubber(secrets)
         self.secrets.activate()
+        self.versions: dict[str, str] = {}
 
     def client(self, name: str, **_: Any) -> Any:
         return self._clients.get(name, self)
@@ -123,3 +124,20 @@ class Aws:
     def describe_stacks(self, **given: Any) -> Any:
         assert given == {"StackName": STACK}
         return {"Stacks": [{"StackStatus": self.stack_status}]}
+
+    def get_paginator(self, operation: str) -> Aws:
+        assert operation == "list_stack_resources"
+        return self
+
+    def paginate(self, **given: Any) -> Any:
+        """Returns the resources of the stack, one of which is not created yet."""
+        assert given == {"StackName": STACK}
+        kind = {"ResourceType": "AWS::RDS::DBCluster"}
+        clusters = [kind | {"PhysicalResourceId": name} for name in self.versions]
+        yield {
+            "StackResourceSummaries": [{"ResourceType": "AWS::KMS::Key", "PhysicalResourceId": "key"}, kind]
+        }
+        yield {"StackResourceSummaries": clusters}
+
+    def describe_db_clusters(self, **given: Any) -> Any:
+        return {"DBClusters": [{"EngineVersion": self.versions[given["DBClusterIdentifier"]]}]}

@@ -77,6 +77,12 @@ class Prices:
     def __getitem__(self, name: str) -> float:
         return self.usd[name]
 
+    def aurora_factors(self, storage: str) -> tuple[float, float, float]:
+        """Returns the factors of the prices of capacity, storage and I/O for a kind of storage of Aurora."""
+        if storage == "standard":
+            return 1.0, 1.0, 1.0
+        return self["io_optimized_instance_factor"], self["io_optimized_storage_factor"], 0.0
+
     def aurora_hour(self, instance_class: str) -> float | None:
         """Returns the price of an hour of an instance class such as `r8g.xlarge`; None if it is not known.
 
@@ -250,6 +256,7 @@ class _Month:
         assumed, prices, gb = self.assumed, self.prices, self.assumed.database_gb
         database, rows, requests = self.settings.database, self.settings.rows, assumed.requests_million
         count = 1 + database.readers
+        capacity_factor, storage_factor, io_factor = prices.aurora_factors(database.storage)
         if isinstance(database, ServerlessDatabase):
             least = max(ACU_LEAST, database.min_acu)
             acu = max(ACU_LEAST, database.min_acu + assumed.load * (database.max_acu - database.min_acu))
@@ -263,14 +270,17 @@ class _Month:
             kind, acu, least = f"db.{database.instance_class}", 1.0, 1.0
             price = self.priced(kind, prices.aurora_hour(kind))
             proxy = count * vcpus(kind) * prices["proxy_vcpu_hour"]
+        price *= capacity_factor
         usd = count * acu * price * HOURS
         asleep = usd * assumed.awake if database.pauses_itself else None
         what = f"Aurora, {f'{count} × ' * (count > 1)}{kind}"
         aurora = Line("database", what, usd, asleep, count * least * price * STARTED_HOURS)
         self.lines += [aurora] if usd else []
-        self.add("database", f"Aurora storage, {gb:g} GB", gb * prices["aurora_gb_month"], kept=True)
+        usd = gb * prices["aurora_gb_month"] * storage_factor
+        self.add("database", f"Aurora storage, {gb:g} GB", usd, kept=True)
         accesses = requests * assumed.io_per_request
-        self.add("database", f"Aurora I/O, {accesses:g} million", accesses * prices["aurora_io_million"])
+        usd = accesses * prices["aurora_io_million"] * io_factor
+        self.add("database", f"Aurora I/O, {accesses:g} million", usd)
         # Backups are free up to the size of the database; those of more than a day are about as large.
         usd, days = gb * prices["aurora_backup_gb_month"], database.backup_days
         self.add("database", f"Aurora backups of {days} days", usd * (days > 1), kept=True)
@@ -420,7 +430,7 @@ def alarm_count(settings: DeploymentSettings) -> int:
     parts += sum(part is not None for part in calls)
     query = 5 * (settings.query is not None)
     service = int(settings.has_commit_service)
-    return 8 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query + service
+    return 9 + 3 * queues + parts + query + service
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
@@ -455,9 +465,11 @@ def _hour(
         instances, acu = live.get("instances"), times("acu", prices["acu_hour"])
         fixed = [one for one in instances or () if one != "db.serverless"]
         parts = [*map(prices.aurora_hour, fixed), *([acu] if len(fixed) < len(instances or ()) else [])]
+        capacity_factor, storage_factor, _ = prices.aurora_factors(resources.database.storage)
+        usd = None if instances is None else _sum(parts)
         is_stopped = live.get("database") in ("stopped", "stopping")
-        yield "database", 0.0 if is_stopped else None if instances is None else _sum(parts)
-        yield "database storage", times("database_gb", gb_hour)
+        yield "database", 0.0 if is_stopped else usd and usd * capacity_factor
+        yield "database storage", times("database_gb", gb_hour * storage_factor)
         if resources.database.proxy is not None:
             usd = sum(map(vcpus, fixed)) * prices["proxy_vcpu_hour"]
             if len(fixed) < len(instances or ()):

@@ -47,6 +47,33 @@ def describe(aws: Aws, cluster: str) -> Any:
     return found["DBClusters"][0] if found and found["DBClusters"] else None
 
 
+def version_numbers(version: str) -> list[int]:
+    """Returns the numbers of an engine version, by which versions are compared."""
+    return [int(one) for one in re.findall("[0-9]+", version)]
+
+
+def check_upgrade(aws: Aws, cluster: str, wanted: str) -> None:
+    """Raises `InstanceError` if a deploy cannot change a cluster to the engine version `wanted`.
+
+    AWS refuses an earlier version than the cluster's. A later major version needs other parameters.
+    """
+    if (found := describe(aws, cluster)) is None:
+        return
+    version = str(found["EngineVersion"])
+    (major, *_), (wanted_major, *_) = version_numbers(version), version_numbers(wanted)
+    runs = f"the cluster {cluster} runs Aurora PostgreSQL {version}"
+    if version_numbers(wanted) < version_numbers(version):
+        raise InstanceError(
+            f"{runs}, and AWS does not change it to the earlier version {wanted}: "
+            f'set database.engine_version = "{version}" or later'
+        )
+    if wanted_major > major:
+        raise InstanceError(
+            f"{runs}, and a deploy does not change it to another major version, {wanted}: "
+            f'keep database.engine_version = "{version}" or a later {major}'
+        )
+
+
 def clusters_of(aws: Aws, instance_id: str) -> list[Any]:
     """Returns RDS's descriptions of the clusters with the instance's tag."""
     found = aws.all("rds", "describe_db_clusters", "DBClusters")

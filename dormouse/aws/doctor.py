@@ -12,7 +12,7 @@ from typing import Any
 
 from dormouse.aws.aws import Aws, AwsRefused, open_session
 from dormouse.aws.check import Check, Look
-from dormouse.aws.database import left_behind, snapshot, taken
+from dormouse.aws.database import left_behind, snapshot, taken, version_numbers
 from dormouse.aws.drain import depth
 from dormouse.aws.instance import how_to_delete, left_stacks
 from dormouse.aws.linked_roles import check_roles
@@ -20,7 +20,7 @@ from dormouse.aws.quotas import Quotas
 from dormouse.aws.switches import stack
 from dormouse.aws.vpc import Network
 from dormouse.errors import DormouseError
-from dormouse.settings.database import EMR_RELEASE, FixedDatabase
+from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import (
     CommitResources,
@@ -212,7 +212,7 @@ class _Account:
         version = str(found["EngineVersion"])
         fine = f"it is of Aurora PostgreSQL {version}"
         newer = f"{fine}, which AWS cannot restore as the earlier version {wanted}"
-        trouble = newer if _numbers(version) > _numbers(wanted) else None
+        trouble = newer if version_numbers(version) > version_numbers(wanted) else None
         return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
 
     def _other_snapshots(self) -> Iterator[Check]:
@@ -281,11 +281,12 @@ class _Account:
 
     def _release(self) -> Iterator[Check]:
         """Checks EMR's list of releases, which is also the only one for EMR Serverless."""
-        filters = {"Prefix": EMR_RELEASE}
-        labels = self.aws.call("emr", "list_release_labels", Filters=filters)["ReleaseLabels"]
-        here = f"{EMR_RELEASE} in {self.aws.region}"
-        trouble = None if EMR_RELEASE in labels else f"EMR does not list {here}: runs of Spark may be refused"
-        mend = "choose another region, or leave out the table compaction"
+        assert self.settings.compaction is not None  # noqa: S101
+        release = self.settings.compaction.release
+        labels = self.aws.call("emr", "list_release_labels", Filters={"Prefix": release})["ReleaseLabels"]
+        here = f"{release} in {self.aws.region}"
+        trouble = None if release in labels else f"EMR does not list {here}: runs of Spark may be refused"
+        mend = "choose another compaction.release or region, or leave out the table compaction"
         yield Check.of("EMR release", f"EMR has {here}", trouble, mend, "warning")
 
     def _clients(self) -> Iterator[Check]:
@@ -301,10 +302,6 @@ class _Account:
         ):
             mend = "name a receiver, as in monitoring.email or topic_arn, or subscribe to the topic later"
             yield Check("alarms", "warning", "no person receives alarms", mend)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(one) for one in re.findall("[0-9]+", version)]
 
 
 # Checks of this machine: Node, the CDK, built packages.

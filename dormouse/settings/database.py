@@ -253,9 +253,6 @@ class CommitSettings(Section):
 
 # The settings of compaction, one model for each engine that Spark runs on.
 
-EMR_RELEASE = "emr-spark-8.0.0"
-"""The release of EMR for which the archive is built. It contains Spark 4.0.2 and Python 3.11."""
-
 INSTANCE_TYPES_MAX = 5
 """The largest number of instance types in a fleet of EMR."""
 
@@ -275,6 +272,11 @@ def addresses_of_zone(cidr: str) -> int:
 
 
 class _Compaction(Section):
+    release: Literal["emr-spark-8.0.0", "emr-spark-8.1.0"] = setting("emr-spark-8.0.0")
+    """The release of EMR: with Spark 4.0 (`emr-spark-8.0.0`), or Spark 4.1 (`emr-spark-8.1.0`). Other
+    releases do not have the Python and Spark that Dormouse is tested with. A running cluster keeps its
+    release until it ends."""
+
     every_minutes: EveryMinutes = setting(15)
     """The pause in minutes between two rounds that make compaction jobs."""
 
@@ -392,6 +394,47 @@ CompactionSettings = Annotated[
 ]
 
 
+WINDOW_MINUTES_MIN = 30
+DAY_MINUTES = 24 * 60
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def _window_problems(backup: str | None, maintenance: str | None) -> Iterator[tuple[str, str]]:
+    """Yields the settings of windows that AWS would refuse, each with the reason.
+
+    A window that AWS chooses could overlap with a given one, so both must be given or none.
+    """
+    if backup is None or maintenance is None:
+        if backup != maintenance:
+            name = "backup_window" if backup is None else "maintenance_window"
+            yield name, "give both backup_window and maintenance_window, or neither"
+        return
+    (daily, daily_minutes), (weekly, weekly_minutes) = _window(backup), _window(maintenance)
+    if daily_minutes < WINDOW_MINUTES_MIN:
+        yield "backup_window", f"it must be at least {WINDOW_MINUTES_MIN} minutes long"
+    if not WINDOW_MINUTES_MIN <= weekly_minutes < DAY_MINUTES:
+        yield (
+            "maintenance_window",
+            f"it must be at least {WINDOW_MINUTES_MIN} minutes long, and less than a day",
+        )
+    elif any(
+        start < weekly + weekly_minutes and weekly < start + daily_minutes
+        for start in (daily + day * DAY_MINUTES for day in range(-1, 9))
+    ):
+        yield "maintenance_window", f"it overlaps with backup_window, which is {backup} each day"
+
+
+def _window(text: str) -> tuple[int, int]:
+    """Returns the start of a window, in minutes since the day or week began, and its length in minutes."""
+    start, end = (one.split(":") for one in text.split("-"))
+    period = DAY_MINUTES if len(start) == 2 else 7 * DAY_MINUTES
+    first, last = (
+        (_DAYS.index(parts[0]) * DAY_MINUTES if len(parts) == 3 else 0) + int(parts[-2]) * 60 + int(parts[-1])
+        for parts in (start, end)
+    )
+    return first, (last - first) % period
+
+
 class _Database(Section):
     engine_version: str = setting("17.7", pattern=pattern("engine_version"))
     """The version of Aurora PostgreSQL. It must not be older than the version that automatic upgrades have
@@ -403,6 +446,22 @@ class _Database(Section):
     backup_days: int = setting(7, ge=1, le=35)
     """The number of days that a restore of the database alone can go back. For the whole instance, see
     storage.restore_days."""
+
+    backup_window: str | None = setting(None, pattern=pattern("backup_window"))
+    """The time of each day, in UTC, in which AWS takes the backup: at least 30 minutes. Left out, AWS chooses
+    both windows."""
+
+    maintenance_window: str | None = setting(None, pattern=pattern("maintenance_window"))
+    """The time of the week, in UTC, in which AWS may upgrade and restart the database: at least 30 minutes,
+    less than a day, and outside `backup_window`."""
+
+    storage: Literal["standard", "io-optimized"] = setting("standard")
+    """`io-optimized` makes I/O free, but capacity costs 30 % more and storage 2.25 times as much. AWS changes
+    to it once in 30 days, and back at any time. Clusters that only index row tables stay `standard`."""
+
+    insights: bool = setting(False)
+    """Performance Insights, which CloudWatch shows as Database Insights in standard mode. Its values are kept
+    for 7 days at no cost. It can keep the capacity of a serverless database above `min_acu`."""
 
     idle_session_seconds: int = setting(300, ge=60, le=86_400)
     """The time in seconds after which the server ends an idle session."""
@@ -437,6 +496,7 @@ class _Database(Section):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         yield from client_problems(self.client_cidrs, self.client_security_groups)
+        yield from _window_problems(self.backup_window, self.maintenance_window)
 
     @property
     def pauses_itself(self) -> bool:

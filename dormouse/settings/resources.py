@@ -81,6 +81,8 @@ class DatabaseResources(Described):
     """The databases with the indexes of row tables, as `host:port/database`; None if there are none."""
     row_clusters: tuple[str, ...] | None = None
     """The identifiers of the serverless clusters that only index row tables; None if there are none."""
+    storage: Literal["standard", "io-optimized"] = "standard"
+    """The storage of the cluster, on which its prices depend."""
 
 
 class TablesResources(Described):

@@ -82,6 +82,7 @@ def setting(default: Any = ..., *, change: Change = "deploy", **limits: Any) -> 
     return Field(default, json_schema_extra={"change": change}, **limits)
 
 
+_TIME, _DAY = "([01][0-9]|2[0-3]):[0-5][0-9]", "(mon|tue|wed|thu|fri|sat|sun)"
 PATTERNS = {
     "id": (
         r"^[a-z](-?[a-z0-9]){1,19}$",
@@ -110,6 +111,14 @@ PATTERNS = {
     "engine_version": (
         r"^17\.([4-9]|[1-9][0-9])$",
         "a version of Aurora PostgreSQL 17 that AWS offers, 17.4 or later",
+    ),
+    "backup_window": (
+        rf"^{_TIME}-{_TIME}$",
+        "a time of each day in UTC, like 03:00-03:30",
+    ),
+    "maintenance_window": (
+        rf"^{_DAY}:{_TIME}-{_DAY}:{_TIME}$",
+        "a time of the week in UTC, like sun:04:00-sun:05:00",
     ),
     "snapshot": (
         r"^arn:aws[a-z-]*:rds:[a-z0-9-]+:[0-9]{12}:cluster-snapshot:[A-Za-z][A-Za-z0-9:-]*$",

@@ -21,7 +21,7 @@ from types import FrameType
 
 from pyspark.sql import SparkSession
 
-from dormouse.aws.schedules.runs import FOLDER, RunList, RunTable, read_list
+from dormouse.aws.schedules.runs import FOLDER, RunList, RunTable, note_begun, read_list
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
 from dormouse.objects.store import GuardedStore, ObjectStore, note_if_shared, open_store
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = {} if given.region is None else {"region": given.region}
         objects = open_store(given.objects, **more)
         work = read_list(objects, _name_of(given.list, objects))
+        note_begun(objects, work.run_id)
     except ObjectNotFound:
         logger.error("there is no list %s: the run was reported already, or never existed", given.list)  # noqa: TRY400
         return BAD_USAGE

@@ -1,19 +1,22 @@
-"""A guard that fails a deploy before it changes a stopped database."""
+"""A guard that fails a deploy before it begins a change of the database that AWS cannot finish."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import aws_cdk as cdk
 import jsii
 from aws_cdk import aws_rds as rds
+from constructs import Construct
 
 from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import state_parameter
 from stacks.assets import Assets
 from stacks.constructs.function import Function
+from stacks.constructs.wildcards import acknowledge_resources
 from stacks.instance_stack import InstanceStack
 
 RESOURCE_TYPE = "Custom::DormouseDatabaseGuard"
@@ -21,12 +24,16 @@ SECONDS_MAX = 60
 MEMORY_MB = 256
 
 
-def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) -> None:
-    """Adds a custom resource that fails a deploy before it changes a stopped database.
+def guard(
+    stack: InstanceStack, cluster: rds.DatabaseCluster, row_clusters: Sequence[Construct], assets: Assets
+) -> None:
+    """Adds a custom resource that fails a deploy before it begins a change that AWS cannot finish.
 
     The resource changes whenever the cluster or its instances change, and is updated before them.
     CloudFormation modifies a cluster for any change, even of a tag. RDS refuses to modify a stopped cluster,
     and refuses the rollback, too. Without the guard, the stack would stay in UPDATE_ROLLBACK_FAILED.
+
+    The guard also compares the engine version with that of each cluster. So `row_clusters` change after it.
     """
     settings = stack.settings
     lambda_ = Function(
@@ -44,7 +51,14 @@ def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) ->
     name = state_parameter(settings.id).removeprefix("/")
     state = stack.format_arn(service="ssm", resource="parameter", resource_name=name)
     lambda_.allow(["ssm:GetParameter"], [state])
-    lambda_.allow(["cloudformation:DescribeStacks"], [stack.stack_id])
+    lambda_.allow(["cloudformation:DescribeStacks", "cloudformation:ListStackResources"], [stack.stack_id])
+    clusters = stack.format_arn(
+        service="rds", resource="cluster", resource_name="*", arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME
+    )
+    lambda_.allow(["rds:DescribeDBClusters"], [clusters])
+    acknowledge_resources(
+        lambda_.role, [clusters], "it reads its own clusters, whose names CloudFormation makes after it"
+    )
     resource = cdk.CustomResource(
         stack,
         "Guarded",
@@ -53,11 +67,12 @@ def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) ->
         service_timeout=cdk.Duration.seconds(2 * SECONDS_MAX),
         properties={
             "Changes": cdk.Lazy.uncached_string(_Digest(cluster)),
+            "EngineVersion": settings.database.engine_version,
             "Snapshot": settings.database.snapshot or "",
         },
     )
     resource.node.add_dependency(lambda_)
-    for child in _guarded(cluster):
+    for child in (*_guarded(cluster), *row_clusters):
         child.node.add_dependency(resource)
 
 

@@ -15,7 +15,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-from dormouse.settings.database import EMR_RELEASE, EmrStepsCompaction, EmrTransientCompaction
+from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
 from stacks.acknowledge import acknowledge
 from stacks.constructs.allow import allow
@@ -215,7 +215,7 @@ class EmrEc2(Construct):
         steps = isinstance(compaction, EmrStepsCompaction)
         tags = {INSTANCE_TAG: self._instance_id, **self._stack.tags.tag_values()}
         request: dict[str, Any] = {
-            "ReleaseLabel": EMR_RELEASE,
+            "ReleaseLabel": compaction.release,
             "Applications": [{"Name": "Spark"}],
             "LogUri": log_uri,
             "ServiceRole": self._service_role.role_arn,

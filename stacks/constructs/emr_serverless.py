@@ -8,7 +8,7 @@ from aws_cdk import aws_emrserverless as emrserverless
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.database import EMR_RELEASE, EmrServerlessCompaction
+from dormouse.settings.database import EmrServerlessCompaction
 from stacks.assets import Architecture
 from stacks.constructs.allow import allow
 from stacks.constructs.database_function import let_out_to_s3
@@ -96,7 +96,7 @@ class EmrServerless(Construct):
         return made(
             self,
             "Application",
-            release_label=EMR_RELEASE,
+            release_label=compaction.release,
             type="SPARK",
             architecture=architecture.upper(),
             auto_start_configuration=made.AutoStartConfigurationProperty(enabled=True),

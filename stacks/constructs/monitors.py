@@ -30,6 +30,7 @@ CALLS_HOURS = 3
 
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
+CPU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
 """The largest number of deadlocks in a second without an alarm: about one a minute.
 
@@ -249,6 +250,12 @@ class Monitors:
             ACU_PERCENT_MAX,
             self._when("Warning", "The database is near its max_acu", 5, times=3),
         )
+
+    def processor(self) -> None:
+        """Adds the CPU of the writer of a fixed database, with an alarm above `CPU_PERCENT_MAX` percent."""
+        used = self._of_cluster("CPUUtilization", 5, Role="WRITER")
+        what = "The database is short of CPU: raise its instance_class"
+        self._custom("Database CPU", used, CPU_PERCENT_MAX, self._when("Warning", what, 5, times=3))
 
     def commits(self) -> None:
         """Adds a graph of the numbers of applied, rejected and delayed commit requests, without an alarm."""
@@ -485,11 +492,11 @@ class Monitors:
             period=cdk.Duration.minutes(5),
         )
 
-    def _of_cluster(self, name: str, minutes: int) -> cloudwatch.Metric:
+    def _of_cluster(self, name: str, minutes: int, **more: str) -> cloudwatch.Metric:
         return cloudwatch.Metric(
             namespace="AWS/RDS",
             metric_name=name,
-            dimensions_map={"DBClusterIdentifier": self._cluster},
+            dimensions_map={"DBClusterIdentifier": self._cluster, **more},
             statistic="Average",
             label=name,
             period=cdk.Duration.minutes(minutes),

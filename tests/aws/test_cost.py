@@ -162,6 +162,19 @@ def test_a_proxy_is_charged_while_paused_too() -> None:
     assert running == paused == pytest.approx(2 * 0.015 * 730)
 
 
+@pytest.mark.parametrize("kind", ["fixed", "serverless"])
+def test_io_optimized_storage_has_dearer_instances_and_storage_and_free_io(kind: str) -> None:
+    document = {"id": "x1", "database": {"kind": kind}, "rows": {"own_clusters": True, "databases": 1}}
+    standard = estimate(parse(document), "us-east-1", Assumptions())
+    document["database"] = {"kind": kind, "storage": "io-optimized"}
+    optimized = estimate(parse(document), "us-east-1", Assumptions())
+    database = "Aurora, db." if kind == "fixed" else "Aurora, 1 ACU"
+    for name, factor in ((database, 1.3), ("Aurora storage, 20 GB", 2.25), ("Aurora storage for rows", 1)):
+        assert usd(optimized, name)[0] == pytest.approx(factor * usd(standard, name)[0])
+    assert usd(standard, "Aurora I/O")[0] > 0
+    assert not [line for line in optimized.lines if line.resource.startswith("Aurora I/O")]
+
+
 def test_clusters_of_row_tables_are_charged_while_they_run() -> None:
     document = {"id": "x1", "rows": {"databases": 3, "own_clusters": True, "max_acu": 8}}
     found = estimate(parse(document), "us-east-1", replace(Assumptions(), awake=0.5))
@@ -201,7 +214,11 @@ def test_an_hour_is_charged_for_what_runs_now() -> None:
         "objects": pytest.approx(0.023),
         "runs": pytest.approx(10 * (0.042094 + 4 * 0.004628)),
     }
+    optimized = Resources(database=DATABASE.model_copy(update={"storage": "io-optimized"}))
+    found = dict(hourly(optimized, live, "us-east-1"))
+    assert (found["database"], found["database storage"]) == (pytest.approx(0.3588), pytest.approx(0.0225))
     serverless = {"instances": ["db.serverless"], "acu": 1.5, "hosts": ["m7g.xlarge"]}
+    assert dict(hourly(optimized, serverless, "us-east-1"))["database"] == pytest.approx(1.3 * 0.18)
     found = dict(hourly(all_of_it, serverless, "us-east-1"))
     assert (found["database"], found["runs"]) == (pytest.approx(0.18), pytest.approx(0.204))
 

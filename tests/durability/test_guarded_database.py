@@ -24,17 +24,23 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 def event(
-    cloudformation: CloudFormation, kind: str, *, snapshot: str = "", before: str = ""
+    cloudformation: CloudFormation,
+    kind: str,
+    *,
+    snapshot: str = "",
+    before: str = "",
+    versions: tuple[str, str] = ("17.7", "17.7"),
 ) -> dict[str, Any]:
-    old = {"OldResourceProperties": {"Changes": "c1", "Snapshot": before}} if kind == "Update" else {}
+    """Returns an event. `versions` are the engine versions in the settings before and after the deploy."""
+    old = {"Changes": "c1", "Snapshot": before, "EngineVersion": versions[0]}
     return {
         "RequestType": kind,
         "ResponseURL": cloudformation.url,
         "StackId": STACK,
         "RequestId": "request",
         "LogicalResourceId": "Guarded",
-        "ResourceProperties": {"Changes": "c2", "Snapshot": snapshot},
-        **old,
+        "ResourceProperties": {"Changes": "c2", "Snapshot": snapshot, "EngineVersion": versions[1]},
+        **({"OldResourceProperties": old} if kind == "Update" else {}),
     }
 
 
@@ -80,6 +86,53 @@ def test_removing_the_snapshot_setting_is_refused(
     refused, taken_back = cloudformation.answers
     assert (refused["Status"], taken_back["Status"]) == ("FAILED", "SUCCESS")
     assert refused["Reason"].endswith('keep database.snapshot = "arn:old", or name a newer one')
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "running", "remedy"),
+    [
+        ("17.10", "17.9", "17.10", 'set database.engine_version = "17.10" or later'),
+        ("17.4", "17.9", "17.10", 'set database.engine_version = "17.10" or later'),
+        ("17.9", "18.1", "17.9", 'keep database.engine_version = "17.9" or a later 17'),
+        ("17.9", "17.10", "17.9", None),
+        ("17.4", "17.9", "17.9", None),
+        ("17.4", "17.4", "17.9", None),
+    ],
+)
+def test_a_version_that_aws_cannot_change_to_is_refused(
+    cloudformation: CloudFormation, aws: Aws, before: str, after: str, running: str, remedy: str | None
+) -> None:
+    """AWS installs later minor versions itself. CloudFormation sends a version only if it changes.
+
+    A second cluster, with an index of row tables, runs the version of the new settings.
+    """
+    aws.versions = {"rows": after, "main": running}
+    guard(event(cloudformation, "Update", versions=(before, after)), Context())
+    answer = cloudformation.answer
+    assert answer["Status"] == ("FAILED" if remedy else "SUCCESS")
+    said = f"the cluster main runs Aurora PostgreSQL {running}"
+    assert not remedy or (answer["Reason"].startswith(said) and answer["Reason"].endswith(remedy))
+    assert "\n" not in answer["Reason"]
+
+
+@pytest.mark.parametrize("kind", ["rollback", "snapshot", "create", "no version before"])
+def test_versions_are_not_compared_without_a_change_of_the_cluster(
+    cloudformation: CloudFormation, aws: Aws, kind: str
+) -> None:
+    """A rollback sends no version. A database from a snapshot, or a new one, begins with the new version."""
+    aws.versions = {} if kind == "create" else {"main": "17.9"}
+    given = event(
+        cloudformation,
+        "Create" if kind == "create" else "Update",
+        snapshot="arn:new" if kind == "snapshot" else "",
+        versions=("17.9", "17.4"),
+    )
+    if kind == "rollback":
+        aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
+    if kind == "no version before":
+        del given["OldResourceProperties"]["EngineVersion"]
+    guard(given, Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
 
 
 def test_the_guard_allows_an_instance_to_be_destroyed(cloudformation: CloudFormation, aws: Aws) -> None:

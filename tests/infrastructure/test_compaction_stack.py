@@ -14,7 +14,7 @@ from botocore.validate import ParamValidator
 from dormouse.settings.database import EmrStepsCompaction
 from dormouse.settings.resources import RunResources
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
-from tests.support.settings import RunsEnvironment, load_environment
+from tests.support.settings import RunsEnvironment, load_environment, parse
 from tests.template import allowed, flat
 
 ENGINES = {"dev": "emr-serverless", "steps": "emr-ec2-steps", "transient": "emr-ec2-transient"}
@@ -154,6 +154,14 @@ def test_the_deploy_creates_no_cluster(synthesized: All) -> None:
 
 
 @pytest.mark.few(1)
+@pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"])
+def test_the_release_of_emr_is_that_of_the_settings(engine: str, tmp_path: Path) -> None:
+    compaction = {"engine": engine, "release": "emr-spark-8.1.0"}
+    made = synthesize(parse({"id": "dev", "compaction": compaction}), tmp_path / "assembly", checked=False)
+    templates = json.dumps([*made.templates.values()])
+    assert "emr-spark-8.1.0" in templates and "emr-spark-8.0.0" not in templates
+
+
 @pytest.mark.parametrize("name", ["dev", "prod"])
 def test_the_application_starts_and_stops_automatically_within_limits(name: str, synthesized: All) -> None:
     [application] = synthesized(name).resources("AWS::EMRServerless::Application")

@@ -46,6 +46,10 @@ def test_the_guard_changes_with_the_database_and_with_tags(
     assert before["Changes"] != guarded(tmp_path, **change)["Changes"]
 
 
+def test_the_guard_knows_the_engine_version(before: Any) -> None:
+    assert before["EngineVersion"] == parse(WHOLE).database.engine_version
+
+
 @pytest.mark.slow
 def test_the_guard_does_not_change_with_other_settings(before: Any, tmp_path: Path) -> None:
     assert before["Changes"] == guarded(tmp_path, garbage={})["Changes"]
@@ -55,8 +59,7 @@ def test_the_database_depends_on_the_guard(assembly: Assembly) -> None:
     of_database = [one for one in assembly.resources() if one.stack == "database"]
     [guard] = [one for one in of_database if one.type == RESOURCE_TYPE]
     kinds = {f"AWS::RDS::{kind}" for kind in ("DBCluster", "DBInstance", "DBClusterParameterGroup")}
-    guarded = [one for one in of_database if one.type in kinds]
-    guarded = [one for one in guarded if not one.name.startswith("Rows")]  # a pause does not stop these
+    guarded = [one for one in of_database if one.type in kinds and not one.name.startswith("RowsParameters")]
     assert {one.type for one in guarded} == kinds
     for one in guarded:
         depends = assembly.templates["database"]["Resources"][one.name]["DependsOn"]
@@ -66,8 +69,9 @@ def test_the_database_depends_on_the_guard(assembly: Assembly) -> None:
 def test_the_guard_may_only_read(assembly: Assembly) -> None:
     rights = {action: where for action, where, _ in allowed(assembly, "database", "GuardRole")}
     assert rights.keys() == {
-        "cloudformation:DescribeStacks", "logs:CreateLogStream", "logs:PutLogEvents", "ssm:GetParameter",
-        "xray:PutTelemetryRecords", "xray:PutTraceSegments",
+        "cloudformation:DescribeStacks", "cloudformation:ListStackResources", "logs:CreateLogStream",
+        "logs:PutLogEvents", "rds:DescribeDBClusters", "ssm:GetParameter", "xray:PutTelemetryRecords",
+        "xray:PutTraceSegments",
     }  # fmt: skip
-    assert rights["cloudformation:DescribeStacks"] == "StackId"
+    assert rights["cloudformation:DescribeStacks"] == rights["cloudformation:ListStackResources"] == "StackId"
     assert rights["ssm:GetParameter"].endswith(f":parameter{state_parameter(assembly.id)}")

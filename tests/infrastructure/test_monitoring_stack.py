@@ -66,8 +66,16 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
             for one in ("cpu", "errors", "memory", "no-healthy-task", "unhealthy-tasks")
             if CONFIGURATIONS[name]().query is not None
         ),
-        *(["Capacity-Alarm"] if CONFIGURATIONS[name]().database.kind == "serverless" else []),
+        "Capacity-Alarm" if CONFIGURATIONS[name]().database.kind == "serverless" else "Database-CPU-Alarm",
     }
+
+
+def test_the_cpu_of_a_fixed_database_is_that_of_its_writer(synthesized: All) -> None:
+    """The writer does the work. Idle readers would lower the average of the cluster."""
+    alarm = alarms(synthesized("prod"))["Database-CPU-Alarm"]
+    text = json.dumps(alarm)
+    assert '"CPUUtilization"' in text and '"WRITER"' in text and '"DBClusterIdentifier"' in text
+    assert (alarm["Threshold"], alarm["EvaluationPeriods"]) == (90, 3)
 
 
 def test_alarms_use_the_topic_and_missing_data_raises_only_two(name: str, synthesized: All) -> None:

@@ -93,6 +93,10 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
         ),
         ('[network]\ncidr = "10.400.0.0/16"', 'network.cidr = "10.400.0.0/16": an IPv4 network'),
         ('[network]\ncidr = "8.8.0.0/16"', 'network.cidr = "8.8.0.0/16": it must be private'),
+        (
+            '[compaction]\nengine = "emr-ec2-steps"\nrelease = "emr-7.13.0"',
+            'compaction.release = "emr-7.13.0": it must be "emr-spark-8.0.0" or "emr-spark-8.1.0"',
+        ),
         ("[tags]\na = 3", "tags.a = 3: it must be text in quotes"),
         ('[tags]\n"aws:a" = ""', 'tags."aws:a" = "": a tag must not begin with aws:'),
         ('[tags]\nTeam = "a"\nteam = "b"', 'tags.team = "b": to IAM this is the same tag as Team'),
@@ -237,6 +241,49 @@ def test_an_unknown_key_is_reported_with_its_place_or_the_nearest_name(text: str
 def test_settings_that_contradict_one_another_are_named(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
+
+
+def windows(backup: str | None, maintenance: str | None) -> str:
+    lines = [f'backup_window = "{backup}"'] if backup else []
+    lines += [f'maintenance_window = "{maintenance}"'] if maintenance else []
+    return "\n".join(['[database]\nkind = "fixed"', *lines])
+
+
+@pytest.mark.parametrize(
+    ("backup", "maintenance", "line"),
+    [
+        ("03:00-03:20", "sun:05:00-sun:06:00", "database.backup_window = "),
+        ("3:00-3:40", "sun:05:00-sun:06:00", 'database.backup_window = "3:00-3:40": it must be'),
+        ("03:00-24:30", "sun:05:00-sun:06:00", "database.backup_window = "),
+        ("03:00-04:00", "sun:05:00-sun:05:29", "database.maintenance_window = "),
+        ("03:00-04:00", "sun:05:00-sun:05:00", "database.maintenance_window = "),
+        ("03:00-04:00", "sun:05:00-mon:05:00", "database.maintenance_window = "),
+        ("03:00-04:00", "Sunday 5:00", "database.maintenance_window = "),
+        ("03:00-04:00", "sun:03:59-sun:05:00", "database.maintenance_window = "),
+        ("23:30-00:30", "sat:23:00-sun:00:01", "database.maintenance_window = "),
+        ("23:30-00:30", "mon:00:00-mon:00:40", "database.maintenance_window = "),
+        ("03:00-04:00", None, "database.maintenance_window: "),
+        (None, "sun:05:00-sun:06:00", "database.backup_window: "),
+    ],
+)
+def test_windows_that_aws_would_refuse_are_named(
+    backup: str | None, maintenance: str | None, line: str
+) -> None:
+    (found,) = lines(windows(backup, maintenance))
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("backup", "maintenance"),
+    [
+        ("03:00-04:00", "sun:04:00-sun:04:30"),
+        ("23:30-00:00", "sat:00:00-sat:23:30"),
+        ("23:45-00:15", "sun:00:15-sun:02:00"),
+    ],
+)
+def test_windows_may_touch_and_cross_midnight(backup: str, maintenance: str) -> None:
+    found = parse(tomllib.loads(f'id = "dev"\n{windows(backup, maintenance)}')).database
+    assert (found.backup_window, found.maintenance_window) == (backup, maintenance)
 
 
 @pytest.mark.parametrize(("version", "is_one"), [("17.10", True), ("17.3", False), ("18.1", False)])

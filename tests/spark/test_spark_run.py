@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -257,6 +258,16 @@ def test_an_unreachable_database_is_reported_in_one_line(
     assert run.main([*arguments, "--dsn", "postgresql://nobody@127.0.0.1:1/none"]) == 1
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert run_id in line and "\n" not in line
+
+
+def test_the_driver_notes_that_its_run_has_begun(dsn: str, objects: ObjectStore) -> None:
+    """Until then, the schedule makes no other run."""
+    made = runs.write_list(objects, runs.RunList(str(uuid4()), "split", ()))
+    day = timedelta(days=1)
+    assert runs.waiting(objects, "split", day) == made.run_id
+    url = f"{objects.url}/runs/{made.run_id}.json"
+    assert run.main(["--list", url, "--objects", objects.url, "--dsn", dsn]) == 0
+    assert runs.waiting(objects, "split", day) is None
 
 
 def test_tasks_receive_the_dsn_without_a_token(new: NewTable) -> None:

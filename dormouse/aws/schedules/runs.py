@@ -4,6 +4,9 @@ The list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{
 given_up}]}. The list of a compaction has the run's jobs for each table, and the number of the table's jobs
 that had been given up by then. The list of a split has the tables to examine. A list is written once. The
 report of the run deletes it, or a later run deletes it after a week.
+
+Spark's driver, or the report, adds the empty object `runs/<run id>.begun`. A run without it still waits for
+machines. Meanwhile the schedule makes no other run of its kind.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ VERSION = 1
 LIST_DAYS_MAX = 7
 HEAD_BYTES = 400
 _NAMESPACE = uuid.UUID("6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11")
-_CREATED_AT = re.compile(rb'"created_at": "([^"]+)"')
+_HEAD = re.compile(rb'"kind": "([^"]+)", "created_at": "([^"]+)"')
+_LIST, _BEGUN = ".json", ".begun"
 
 Kind = Literal["compaction", "split"]
 KINDS = get_args(Kind)
@@ -113,9 +117,30 @@ def run_id_for(name: str) -> str:
 def list_name(run_id: str) -> str:
     """Returns the object name of a run's list. Raises `InvalidInput` if the id is not a UUID."""
     try:
-        return f"{FOLDER}/{uuid.UUID(run_id)}.json"
+        return f"{FOLDER}/{uuid.UUID(run_id)}{_LIST}"
     except (ValueError, AttributeError, TypeError):
         raise InvalidInput(f"run id {run_id!r} is not a UUID") from None
+
+
+def note_begun(objects: ObjectStore, run_id: str) -> None:
+    """Notes that Spark has begun a run, or that the run has ended."""
+    with suppress(ObjectAlreadyExists):
+        objects.put(_begun_name(list_name(run_id)), b"")
+
+
+def waiting(
+    objects: ObjectStore, kind: Kind, waits_max: timedelta, *, besides: str | None = None
+) -> str | None:
+    """Returns the id of a run of this kind that has not begun, or None.
+
+    Leaves the run `besides` out. A run that was created longer ago than `waits_max` counts as lost.
+    """
+    names, since = {name for name, _ in objects.list(FOLDER)}, datetime.now(UTC) - waits_max
+    for name in sorted(one for one in names if one.endswith(_LIST) and _begun_name(one) not in names):
+        run_id, head = name.removeprefix(f"{FOLDER}/").removesuffix(_LIST), _head(objects, name)
+        if head and head[0] == kind and head[1] >= since and run_id != besides:
+            return run_id
+    return None
 
 
 def create(
@@ -196,14 +221,19 @@ def _given_up_since(supplier: Supplier, listed: RunList) -> int:
 
 def remove_list(objects: ObjectStore, run_id: str) -> None:
     """Deletes the list of an ended run. A run of splits owns no jobs, so its report does nothing else."""
-    for failed, error in objects.delete([list_name(run_id)]):
-        logger.warning("the list %s stays for a week: %s", failed, error)
+    name = list_name(run_id)
+    for failed, error in objects.delete([name, _begun_name(name)]):
+        logger.warning("%s stays for a week: %s", failed, error)
 
 
 def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:
     """Deletes the lists of runs that were never reported. Returns the number of deleted lists."""
     oldest = datetime.now(UTC) - timedelta(days=days_max)
-    old = [name for name, _ in objects.list(FOLDER) if (at := _created_at(objects, name)) and at < oldest]
+    names = {name for name, _ in objects.list(FOLDER)}
+    lists = {name for name in names if name.endswith(_LIST)}
+    old = [name for name in sorted(lists) if (head := _head(objects, name)) and head[1] < oldest]
+    kept = {_begun_name(name) for name in lists.difference(old)}
+    objects.delete([name for name in names if name.endswith(_BEGUN) and name not in kept])
     return len(old) - len(objects.delete(old))
 
 
@@ -212,7 +242,7 @@ def encode(run: RunList) -> bytes:
         {"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs), "given_up": one.given_up}
         for one in run.tables
     ]
-    # the time stands early in the list: a search for old lists reads only the beginning
+    # kind and time stand early in the list: searches read only the beginning
     head = {"version": VERSION, "run_id": run.run_id, "kind": run.kind}
     return json.dumps({**head, "created_at": run.created_at.isoformat(), "tables": tables}).encode()
 
@@ -238,10 +268,15 @@ def decode(data: bytes, name: str) -> RunList:
         raise InvalidInput(f"{name} is not the list of a run") from None
 
 
-def _created_at(objects: ObjectStore, name: str) -> datetime | None:
+def _begun_name(list_name: str) -> str:
+    return f"{list_name.removesuffix(_LIST)}{_BEGUN}"
+
+
+def _head(objects: ObjectStore, name: str) -> tuple[str, datetime] | None:
+    """Returns the kind of a list and the time of its creation, or None if it is no list."""
     with suppress(ObjectNotFound, ValueError), objects.reader(name) as file:
-        found = _CREATED_AT.search(file.read(HEAD_BYTES))
-        return datetime.fromisoformat(found[1].decode()) if found else None
+        found = _HEAD.search(file.read(HEAD_BYTES))
+        return (found[1].decode(), datetime.fromisoformat(found[2].decode())) if found else None
     return None
 
 

@@ -73,9 +73,60 @@ def test_without_work_the_database_is_not_queried(
     assert compaction.create(EXECUTION, Context()) == created
 
 
-def test_jobs_beyond_the_limit_of_a_run_wait_for_the_next_schedule(instance: Instance) -> None:
+def test_jobs_beyond_the_limit_of_a_run_wait_for_the_next_schedule(instance: Instance, url: str) -> None:
     instance.table("t").files.add_files(ref(f"more {n}", rows=10) for n in range(6))
-    assert compaction.create(EXECUTION, Context())["jobs"] == 3
+    created = compaction.create(EXECUTION, Context())
+    assert created["jobs"] == 3
+    system_runs.note_begun(open_store(url), created["run_id"])
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_while_a_run_waits_to_begin_no_other_is_made(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    """At a quota, or behind others on a cluster, a run can wait for hours. The database stays asleep."""
+    instance.table("t").files.add_files(ref(f"more {n}", rows=10) for n in range(6))
+    created = compaction.create(EXECUTION, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    assert compaction.create(OTHER, Context()) == {"jobs": 0}
+    assert compaction.create(EXECUTION, Context()) == created
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    system_runs.note_begun(open_store(url), created["run_id"])
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_of_runs_made_at_the_same_time_one_releases_its_jobs(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both executions found no waiting run, and one has written its list before the other."""
+    objects, create = open_store(url), system_runs.create
+    first = RunList(system_runs.run_id_for("first"), "compaction", (RunTable("t", 1, ("a",)),))
+
+    def late(*given: Any, **more: Any) -> RunList:
+        made = create(*given, **more)
+        system_runs.write_list(objects, first)
+        return made
+
+    with monkeypatch.context() as racing:
+        racing.setattr(system_runs, "create", late)
+        assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
+    assert set(jobs_of(instance.table("t").files).values()) == {None}
+    assert [name for name, _ in objects.list("runs")] == [f"runs/{first.run_id}.json"]
+    system_runs.note_begun(objects, first.run_id)
+    assert compaction.create(EXECUTION, Context())["jobs"] == 2
+
+
+def test_a_run_that_ended_without_a_report_is_not_waited_for(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    """The report notes the end before it needs the database."""
+    instance.table("t").files.add_files(ref(f"more {n}", rows=10) for n in range(6))
+    created = compaction.create(EXECUTION, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.1")
+    with pytest.raises(InstanceError):
+        compaction.report({"run": created, "status": FAILED}, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
     assert compaction.create(OTHER, Context())["jobs"] == 2
 
 

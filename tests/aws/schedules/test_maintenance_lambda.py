@@ -12,7 +12,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.aws.schedules import work
-from dormouse.aws.schedules.runs import list_name, run_id_for
+from dormouse.aws.schedules.runs import list_name, note_begun, run_id_for
 from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.objects import store as store_module
@@ -52,6 +52,12 @@ def add(table: dm.Table, filename: str, rows: int) -> None:
 
 def call(execution: str | None = "arn:execution:1") -> dict[str, Any]:
     return handler({} if execution is None else {"execution": execution}, Context())
+
+
+def begin(instance: Instance, created: dict[str, Any], tables: int = 1) -> None:
+    """Notes that Spark has begun a run, which has this number of tables."""
+    assert created["jobs"] == tables
+    note_begun(instance._objects, created["run_id"])
 
 
 def noted(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +106,29 @@ def test_a_leaf_that_a_run_could_not_split_waits_for_a_change_or_a_day(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = table(instance, "t", 2_000)
-    assert call("one")["jobs"] == 1
+    begin(instance, call("one"))
     noted(instance, monkeypatch)
     assert call("two") == {"jobs": 0}
     add(made, "another", 10)
     noted(instance, monkeypatch)
-    assert call("three")["jobs"] == 1
+    begin(instance, call("three"))
     monkeypatch.setattr(work, "LOOK_HOURS_MAX", 0)
     assert call("four")["jobs"] == 1
+
+
+def test_while_a_run_waits_to_begin_no_other_is_listed(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = table(instance, "t", 2_000), table(instance, "unchanged", 2_000)
+    listed = call("one")
+    add(made, "another", 10)
+    noted(instance, monkeypatch)
+    assert call("two") == {"jobs": 0}
+    begin(instance, listed, tables=2)
+    instance._objects.delete([name for name, _ in instance._objects.list("activity")])
+    # the round while the run waited forgot nothing, and left the next round due
+    begin(instance, call("three"))
+    assert call("four") == {"jobs": 0}
 
 
 def test_without_activity_the_database_is_left_asleep(

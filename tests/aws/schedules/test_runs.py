@@ -216,6 +216,38 @@ def test_old_lists_of_unreported_runs_are_removed(objects: ObjectStore) -> None:
     assert {name for name, _ in objects.list("runs")} == {f"runs/{young}.json", "runs/other.txt"}
 
 
+def test_a_run_waits_until_it_begins_or_is_removed(objects: ObjectStore) -> None:
+    run_id, day = new_run(), timedelta(days=1)
+    runs.write_list(objects, runs.RunList(run_id, "split", (runs.RunTable("t", 1),)))
+    assert runs.waiting(objects, "split", day) == run_id
+    assert runs.waiting(objects, "compaction", day) is None
+    assert runs.waiting(objects, "split", day, besides=run_id) is None
+    for _ in range(2):
+        runs.note_begun(objects, run_id)
+        assert runs.waiting(objects, "split", day) is None
+    runs.remove_list(objects, run_id)
+    assert list(objects.list("runs")) == []
+
+
+def test_a_lost_run_is_not_waited_for_longer_than_the_limit(objects: ObjectStore) -> None:
+    made = datetime.now(UTC) - timedelta(hours=3)
+    run_id = runs.write_list(objects, runs.RunList(new_run(), "compaction", (), made)).run_id
+    assert runs.waiting(objects, "compaction", timedelta(hours=4)) == run_id
+    assert runs.waiting(objects, "compaction", timedelta(hours=2)) is None
+
+
+def test_notes_of_runs_without_a_list_are_removed(objects: ObjectStore) -> None:
+    """A run may begin just before another process removes its list."""
+    young, old, gone = new_run(), new_run(), new_run()
+    for run_id, days in ((young, 0), (old, 8)):
+        made = datetime.now(UTC) - timedelta(days=days)
+        runs.write_list(objects, runs.RunList(run_id, "split", (), made))
+    for run_id in (young, old, gone):
+        runs.note_begun(objects, run_id)
+    assert runs.remove_old_lists(objects) == 1
+    assert {name for name, _ in objects.list("runs")} == {f"runs/{young}.json", f"runs/{young}.begun"}
+
+
 def test_a_list_of_splits_has_tables_and_is_never_overwritten(objects: ObjectStore) -> None:
     run_id = new_run()
     run = runs.write_list(objects, runs.RunList(run_id, "split", (runs.RunTable("a", 1),)))
