@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 
 from tests.deploy_local.processes import RunFailed
-from tests.deploy_local.run import Run
+from tests.deploy_local.run import EmulatedRun
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        Run(lambda line: print(line, flush=True), keep_logs=options.keep_logs).all()
+        EmulatedRun(lambda line: print(line, flush=True), keep_logs=options.keep_logs).all()
     except RunFailed as error:
         print(f"deploy-local failed: {error}", file=sys.stderr)
         return 1

@@ -11,7 +11,8 @@ from pathlib import Path
 from lambdas.build import NO_PYTHON, PACKAGES
 from packages import ARCHITECTURES, LAMBDA, interpreter
 from tests.binaries import lacking
-from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, SECONDS_MAX, node
+from tests.deploy_local.account import ROOT, node
+from tests.deploy_local.cloud import EMULATOR_PYTHON, SECONDS_MAX
 from tests.deploy_local.processes import RunFailed, run
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
