@@ -111,6 +111,21 @@ class Account(ABC):
         """Returns CloudFormation's descriptions of the instance's stacks."""
         return list(stacks_of(Aws(self.session), self.instance_id))
 
+    def keep_service_logs(self) -> None:
+        """Copies the logs of lambdas and state machines into the folder of logs."""
+        if "session" not in self.__dict__:
+            return  # no step has come so far
+        client = self.client("logs")
+        for page in client.get_paginator("describe_log_groups").paginate():
+            for name in (one["logGroupName"] for one in page["logGroups"]):
+                if f"dormouse-{self.instance_id}" in name:
+                    self._keep_log(client, name)
+
+    def _keep_log(self, client: Any, name: str) -> None:
+        with (self.logs / f"{name.strip('/').replace('/', '-')}.log").open("w", encoding="utf-8") as log:
+            for page in client.get_paginator("filter_log_events").paginate(logGroupName=name):
+                log.writelines(f"{one['message']}\n" for one in page["events"])
+
     def cdk(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> tuple[int, str]:
         """Runs the CDK CLI, and returns its exit code and its output."""
         command = [str(node()), str(_cli()), *arguments, "--no-notices", "--no-version-reporting"]

@@ -65,16 +65,6 @@ class Cloud(Account):
         finally:
             self._running.close()
 
-    def keep_service_logs(self) -> None:
-        """Copies the logs of lambdas and state machines into the folder of logs."""
-        if "session" not in self.__dict__:
-            return  # no step has come so far
-        client = self.client("logs")
-        for group in client.describe_log_groups()["logGroups"]:
-            events = client.filter_log_events(logGroupName=group["logGroupName"])["events"]
-            name = group["logGroupName"].strip("/").replace("/", "-")
-            (self.logs / f"{name}.log").write_text("".join(f"{one['message']}\n" for one in events), "utf-8")
-
     @cached_property
     def environment(self) -> dict[str, str]:
         """The environment variables for deploying: the account's credentials, services on loopback."""

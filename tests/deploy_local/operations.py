@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
@@ -25,6 +27,7 @@ ROWS = 1_000
 MEANWHILE = 50
 PAUSED = "the instance is paused, and AWS cannot change a stopped database"
 STARTED_BY_AWS = "RDS-EVENT-0153"
+Opened = Callable[[], AbstractContextManager[Instance]]
 
 
 def ingest(instance: Instance) -> None:
@@ -58,17 +61,17 @@ def ask_for_tables(account: Account, instance: Instance, operator: Person) -> st
     return "made, shown, set, dropped"
 
 
-def compact_by_state_machine(account: Account, instance: Instance, resources: Resources) -> str:
+def compact_by_state_machine(account: Account, opened: Opened, resources: Resources) -> str:
     """Runs what the compaction schedule starts, which makes jobs and one run of EMR for them.
 
-    At the end, no job may be open. In the emulator no Spark runs, so the jobs are released. Elsewhere the
-    table must have fewer files, and the same rows.
+    The instance is closed meanwhile. At the end, no job may be open. In the emulator no Spark runs, so the
+    jobs are released. Elsewhere the table must have fewer files, and the same rows.
     """
-    compaction, table = resources.compaction, instance.table(demo.TABLE)
+    compaction = resources.compaction
     assert compaction is not None and compaction.state_machine is not None
     states, emr = account.client("stepfunctions"), account.client("emr-serverless")
     machine, application = compaction.state_machine, compaction.application
-    before, files = states.list_executions(stateMachineArn=machine)["executions"], live(table.files)
+    before, files = states.list_executions(stateMachineArn=machine)["executions"], _references(opened)
     account.fire(compaction)
 
     def last() -> str:
@@ -83,7 +86,7 @@ def compact_by_state_machine(account: Account, instance: Instance, resources: Re
     arguments = run["jobDriver"]["sparkSubmit"]["entryPointArguments"]
     if not any(str(one).startswith("s3://") and str(one).endswith(".json") for one in arguments):
         raise RunFailed(f"the run of EMR has no list of its jobs among {arguments}")
-    after = live(table.files)
+    after = _references(opened)
     if held := [job for _, _, _, job in after if job is not None]:
         raise RunFailed(f"{len(held)} references are still of jobs whose run is over")
     if len(after) >= len(files) and not account.is_emulated:
@@ -91,6 +94,11 @@ def compact_by_state_machine(account: Account, instance: Instance, resources: Re
     if (rows := sum(count for _, _, count, _ in after)) != sum(count for _, _, count, _ in files):
         raise RunFailed(f"the table has {rows} rows after the compaction, not those before")
     return f"one run, {run['name']}, {run['state']}; {len(files)} references before, {len(after)} after"
+
+
+def _references(opened: Opened) -> list[tuple[str, str, int, str | None]]:
+    with opened() as instance:
+        return live(instance.table(demo.TABLE).files)
 
 
 def collect_garbage(account: Account, instance: Instance, resources: Resources) -> str:

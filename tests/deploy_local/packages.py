@@ -68,6 +68,14 @@ def build_lambdas(logs: Path) -> None:
     run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
 
 
+def build_all(logs: Path, architecture: str) -> str:
+    """Builds what a deployment uploads, for machines of AWS."""
+    for name in ("lambdas", "emr"):
+        command = [sys.executable, "-m", f"{name}.build", "--architecture", architecture]
+        run(name, command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
+    return f"lambdas and the archive of EMR, for {architecture}"
+
+
 def check_binaries(logs: Path) -> str:
     """Checks that Lambda's runtime has the libraries that each package needs, for both architectures."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "all"]

@@ -44,12 +44,16 @@ class Run(ABC):
 
     def all(self) -> None:
         """Runs all steps. Raises RunFailed with the step, the fault and the folder of the logs."""
+        self._in_folder(self._in)
+
+    def _in_folder(self, do: Callable[[Account], None]) -> None:
+        """Calls `do` with the account and a new folder, which is deleted at the end."""
         work = Path(tempfile.mkdtemp(prefix=FOLDER))
         logs = work / "logs"
         logs.mkdir()
         place = KEPT_LOGS / work.name
         try:
-            self._in(self._account(work, logs))
+            do(self._account(work, logs))
             if self._keep_logs:
                 shutil.copytree(logs, place)
         except KeyboardInterrupt:
@@ -67,8 +71,9 @@ class Run(ABC):
         began = time.monotonic()
         try:
             result = do()
-        except BaseException:
+        except BaseException as error:
             self._failed = name
+            self._say(f"{name} failed: {one_line(error)}")
             raise
         took, since = time.monotonic() - began, time.monotonic() - self._began
         more = f": {result}" if isinstance(result, str) else ""

@@ -210,8 +210,7 @@ STEPS = (
              run.account, opened, run.resources)), 2),
     Step("load the demo", _in_instance(lambda _, opened: demo.load(opened)), 4),
     Step("compaction by EMR",
-         _in_instance(lambda run, opened: operations.compact_by_state_machine(
-             run.account, opened, run.resources)), 8),
+         lambda run: operations.compact_by_state_machine(run.account, run.opened, run.resources), 8),
     Step("the demo's questions", _in_instance(lambda _, opened: demo.ask(opened)), 2),
     Step("a migration fails", lambda run: operations.fail_to_migrate(run.cloud), emulated=True),
     Step("messages for a pause", _in_instance(_bodies), 1),
