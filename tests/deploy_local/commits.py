@@ -19,7 +19,7 @@ from tests.support.commits import AddFiles, CommitRequest, encode
 COMPACTIONS = 250
 """The number of compactions for each table. Each has three requests that depend on each other."""
 
-TABLES = ("flights", "lineitem", "orders", "parts")
+TABLES = ("customers", "lineitem", "orders", "parts")
 LARGE_FILES = 12_000
 """The number of files in one request. It is too large for a message and is stored as an object."""
 

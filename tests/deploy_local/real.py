@@ -24,7 +24,7 @@ BUILD_MINUTES = 10.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line says about a run."""
+    """The account and the instance of a run, as the command line names them."""
 
     account: str
     """The number of the account, to be sure that it is the right one."""

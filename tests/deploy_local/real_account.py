@@ -172,8 +172,8 @@ class RealAccount(Account):
         try:
             found = budgets.describe_budget(AccountId=account, BudgetName=BUDGET)["Budget"]
         except budgets.exceptions.NotFoundException:
-            limit = {"Amount": f"{usd:g}", "Unit": "USD"}
-            budget = {"BudgetName": BUDGET, "BudgetType": "COST", "TimeUnit": "MONTHLY", "BudgetLimit": limit}
+            budget: dict[str, Any] = {"BudgetName": BUDGET, "BudgetType": "COST", "TimeUnit": "MONTHLY"}
+            budget["BudgetLimit"] = {"Amount": f"{usd:g}", "Unit": "USD"}
             budgets.create_budget(
                 AccountId=account, Budget=budget, NotificationsWithSubscribers=_notices(email)
             )
@@ -184,7 +184,7 @@ class RealAccount(Account):
         return f"{spent:g} USD of {limit:g} are spent this month"
 
     def keep_service_logs(self) -> None:
-        """Also copies the logs of Spark's drivers from the bucket."""
+        """Copies these logs, and those of Spark's drivers from the bucket."""
         super().keep_service_logs()
         storage = find(self.instance_id, self.session).resources.storage
         if storage is None:
