@@ -53,6 +53,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("deploy-local was interrupted; all processes that it had started are ended", file=sys.stderr)
+        if options.real:
+            print(f"if stacks are left: {_wanted(options).again('--destroy-only')}", file=sys.stderr)
         return 130
     return 0
 
@@ -66,14 +68,7 @@ def _run(options: argparse.Namespace) -> None:
         run = EmulatedRun(say, keep_logs=options.keep_logs)
         run.all()
         return
-    wanted = Wanted(
-        options.account,
-        options.region,
-        options.instance,
-        options.config,
-        options.budget_usd,
-        options.budget_email,
-    )
+    wanted = _wanted(options)
     run = RealRun(say, wanted, keep_logs=options.keep_logs)
     if options.dry_run:
         with tempfile.TemporaryDirectory() as work:
@@ -83,6 +78,11 @@ def _run(options: argparse.Namespace) -> None:
         run.only_destroy()
     else:
         run.all()
+
+
+def _wanted(options: argparse.Namespace) -> Wanted:
+    budget = options.budget_usd, options.budget_email
+    return Wanted(options.account, options.region, options.instance, options.config, *budget)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,13 @@ def destroy_all(account: Account, wanted: Wanted) -> str:
 
 
 def _examine(account: RealAccount) -> str:
-    account.dormouse("doctor", "--config", str(account.settings), "--region", account.region)
-    return "nothing is wrong"
+    """Raises RunFailed for each problem that `dormouse doctor` finds, and each right that it lacks."""
+    given = ("--config", str(account.settings), "--region", account.region, "--json")
+    checks = json.loads(account.dormouse("doctor", *given, accept=(0, 1)))["checks"]
+    bad = [one for one in checks if one["result"] == "wrong" or one["found"].startswith("not checked")]
+    if bad:
+        raise RunFailed("; ".join(f"{one['name']}: {one['found']} ({one['mend']})" for one in bad))
+    return f"{len(checks)} checks"
 
 
 def plan(wanted: Wanted, work: Path) -> Iterator[str]:

@@ -57,6 +57,8 @@ class Run(ABC):
             if self._keep_logs:
                 shutil.copytree(logs, place)
         except KeyboardInterrupt:
+            if self._keep_logs:
+                shutil.copytree(logs, place)
             shutil.rmtree(work, ignore_errors=True)
             _check_nothing_left(work)
             raise

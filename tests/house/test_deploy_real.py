@@ -64,6 +64,7 @@ class Tried(RealAccount):
         super().__init__(work, logs, instance_id=ID, region=REGION)
         self.ran: list[str] = []
         self.failing = failing
+        self.checks: list[dict[str, str]] = []
 
     def make_stack(self) -> None:
         tags = [{"Key": "dormouse:instance", "Value": ID}]
@@ -78,6 +79,8 @@ class Tried(RealAccount):
         if name == "dormouse-destroy":
             assert command[-1] == "--yes"
             self.client("cloudformation").delete_stack(StackName=STACK)
+        if name == "dormouse-doctor":
+            return 0, json.dumps({"checks": self.checks})
         return 0, "Number of stacks with differences: 0"
 
 
@@ -184,6 +187,27 @@ def test_a_missing_program_is_named_before_anything_is_deployed(monkeypatch: pyt
     with pytest.raises(RunFailed, match="programs for sessions: aws is missing: install the AWS CLI"):
         run.all()
     assert run.ran == []
+
+
+@pytest.mark.parametrize(
+    ("check", "is_refused"),
+    [
+        (("wrong", "version 4, and 6 is needed", "run cdk bootstrap"), True),
+        (("warning", "not checked: servicequotas:GetServiceQuota is denied", "get that permission"), True),
+        (("warning", "lambdas at once: not known", "look it up"), False),
+    ],
+)
+def test_what_doctor_finds_refuses_a_run_before_it_deploys(
+    check: tuple[str, str, str], is_refused: bool
+) -> None:
+    run = TriedRun({"cdk-deploy": RunFailed("it came to a deploy")})
+    result, found, mend = check
+    checks = [{"name": "bootstrap", "result": result, "found": found, "mend": mend}]
+    run._account(Path(), Path()).checks = checks
+    with pytest.raises(RunFailed) as raised:
+        run.all()
+    assert (f"dormouse doctor: bootstrap: {found} ({mend})" in str(raised.value)) == is_refused
+    assert ("cdk-deploy" in run.ran) != is_refused
 
 
 def test_the_budget_is_made_once_and_refuses_a_run_when_it_is_spent(tmp_path: Path) -> None:
