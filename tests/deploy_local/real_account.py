@@ -39,7 +39,10 @@ BUDGET = "dormouse-e2e"
 
 
 def write_settings(target: Path, instance_id: str, base: Path = BASE) -> DeploymentSettings:
-    """Writes the settings of `base` with another id, and with each table of real.toml that they lack."""
+    """Writes the settings of `base` with another id, and with each table of real.toml that they lack.
+
+    Raises RunFailed if the instance would be protected, because a run must be able to destroy it.
+    """
     text = base.read_text("utf-8")
     known = tomllib.loads(text)
     named, count = re.subn(r"(?m)^id *=.*$", f'id = "{instance_id}"', text, count=1)
@@ -48,7 +51,10 @@ def write_settings(target: Path, instance_id: str, base: Path = BASE) -> Deploym
     tables = re.split(r"(?m)^(?=\[)", ADDED.read_text("utf-8"))[1:]
     missing = [table for table in tables if table[1 : table.index("]")] not in known]
     target.write_text("\n".join((named, *missing)), "utf-8")
-    return load(target)
+    settings = load(target)
+    if settings.protected:
+        raise RunFailed(f"{base} has protected = true, so a run could not destroy the instance")
+    return settings
 
 
 class RealAccount(Account):

@@ -225,14 +225,18 @@ def test_the_budget_is_made_once_and_refuses_a_run_when_it_is_spent(tmp_path: Pa
     assert run.ran == []
 
 
-@pytest.mark.parametrize("base", sorted((ROOT / "config").glob("*.toml")), ids=lambda path: path.name)
+def test_settings_that_protect_the_instance_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="protected = true, so a run could not destroy"):
+        write_settings(tmp_path / "real.toml", ID, ROOT / "config/prod.toml")
+
+
+@pytest.mark.parametrize("base", [real_account.BASE, ROOT / "config/dev.toml"], ids=["minimal", "dev"])
 def test_the_settings_of_a_run_are_those_given_and_what_a_run_needs(tmp_path: Path, base: Path) -> None:
     settings = write_settings(tmp_path / "real.toml", ID, base)
     assert settings.id == ID
     assert settings.compaction is not None and settings.compaction.engine == "emr-serverless"
     assert settings.access is not None and settings.pause is not None and settings.garbage is not None
-    if base == real_account.BASE:
-        assert settings.compaction.vcpu_max == 16 and not settings.protected  # the quota of a new account
+    assert settings.compaction.vcpu_max == 16  # the quota of a new account
 
 
 SESSION = """
