@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from dormouse.errors import DormouseError
 from tests.deploy_local import packages
 from tests.deploy_local.account import ROOT, Account
 from tests.deploy_local.cloud import ACCOUNT, REGION, Cloud, left_behind
@@ -126,6 +127,6 @@ def _check_nothing_left(work: Path) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error as one line, with its class unless it is a RunFailed."""
+    """Returns an error as one line, with its class unless it was worded for people."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, RunFailed) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, RunFailed | DormouseError) else f"{type(error).__name__}: {text}"

@@ -135,6 +135,20 @@ def test_another_account_is_refused_and_nothing_is_done() -> None:
     assert run.ran == []
 
 
+def test_missing_credentials_are_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as without:  # moto needs its credentials again
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+            without.delenv(name, raising=False)
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            without.setenv(name, "/nowhere")
+        without.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        assert main(REAL) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the account is the right one: there are no AWS credentials: log in" in line
+
+
 def test_an_instance_that_exists_is_refused_and_stays() -> None:
     run = TriedRun({})
     run._account(Path(), Path()).make_stack()
