@@ -149,9 +149,9 @@ def test_missing_credentials_are_one_clear_line(
     assert "the account is the right one: there are no AWS credentials: log in" in line
 
 
-def test_an_instance_that_exists_is_refused_and_stays() -> None:
+def test_an_instance_that_exists_is_refused_and_stays(tmp_path: Path) -> None:
     run = TriedRun({})
-    run._account(Path(), Path()).make_stack()
+    run._account(tmp_path, tmp_path).make_stack()
     with pytest.raises(RunFailed, match=f"already .{STACK}.: choose another --instance, or end it with"):
         run.all()
     assert run.ran == []
@@ -178,17 +178,19 @@ def test_a_destroy_that_fails_is_tried_again_and_the_command_for_later_is_named(
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-def test_only_a_destroy_works_whether_or_not_an_earlier_run_left_something(is_left: bool) -> None:
+def test_only_a_destroy_works_whether_or_not_an_earlier_run_left_something(
+    tmp_path: Path, is_left: bool
+) -> None:
     if is_left:
-        Tried(Path(), Path(), {}).make_stack()
+        Tried(tmp_path, tmp_path, {}).make_stack()
     run = TriedRun({})
     run.only_destroy()
     assert run.ran == ["dormouse-destroy"] * is_left
     assert run.account is not None and run.account.stacks() == []
 
 
-def test_a_destroy_in_another_account_is_refused() -> None:
-    Tried(Path(), Path(), {}).make_stack()
+def test_a_destroy_in_another_account_is_refused(tmp_path: Path) -> None:
+    Tried(tmp_path, tmp_path, {}).make_stack()
     run = TriedRun({}, Wanted("999999999999", REGION, ID))
     with pytest.raises(RunFailed, match="not 999999999999: nothing was done"):
         run.only_destroy()
@@ -212,12 +214,12 @@ def test_a_missing_program_is_named_before_anything_is_deployed(monkeypatch: pyt
     ],
 )
 def test_what_doctor_finds_refuses_a_run_before_it_deploys(
-    check: tuple[str, str, str], is_refused: bool
+    tmp_path: Path, check: tuple[str, str, str], is_refused: bool
 ) -> None:
     run = TriedRun({"cdk-deploy": RunFailed("it came to a deploy")})
     result, found, mend = check
     checks = [{"name": "bootstrap", "result": result, "found": found, "mend": mend}]
-    run._account(Path(), Path()).checks = checks
+    run._account(tmp_path, tmp_path).checks = checks
     with pytest.raises(RunFailed) as raised:
         run.all()
     assert (f"dormouse doctor: bootstrap: {found} ({mend})" in str(raised.value)) == is_refused
