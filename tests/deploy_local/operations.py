@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
 from dormouse.aws.switches import rule_name
 from dormouse.settings.resources import Resources, stack_name
 from tests.commits import add
-from tests.deploy_local import access
+from tests.deploy_local import access, demo
+from tests.deploy_local.account import Account, Person
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.commits import wait, wait_for
 from tests.deploy_local.packages import migration_folders
@@ -25,8 +27,7 @@ ROWS = 1_000
 MEANWHILE = 50
 PAUSED = "the instance is paused, and AWS cannot change a stopped database"
 STARTED_BY_AWS = "RDS-EVENT-0153"
-Person = Mapping[str, str]
-"""The environment variables with which a person runs commands."""
+Opened = Callable[[], AbstractContextManager[Instance]]
 
 
 def ingest(instance: Instance) -> None:
@@ -41,11 +42,11 @@ def ingest(instance: Instance) -> None:
         raise RunFailed(f"table events has {rows} rows, and {matches} of one key: not those ingested")
 
 
-def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
+def ask_for_tables(account: Account, instance: Instance, operator: Person) -> str:
     """Runs `dormouse table --instance`. Lambdas do its work, so it needs no connection to the database."""
 
     def table(verb: str, *more: str) -> str:
-        return cloud.dormouse("table", verb, "asked", *more, "--instance", "local", **operator)
+        return account.dormouse("table", verb, "asked", *more, "--instance", account.instance_id, **operator)
 
     table("create", "--row-key", "carrier:string", "--value", "delay:long?", "--split-point", "M")
     table("set", "gc_delay_seconds=60")
@@ -60,35 +61,47 @@ def ask_for_tables(cloud: Cloud, instance: Instance, operator: Person) -> str:
     return "made, shown, set, dropped"
 
 
-def compact_by_state_machine(cloud: Cloud, instance: Instance, resources: Resources) -> str:
-    """Runs the compaction schedule, which makes jobs and starts one run of EMR for them.
+def compact_by_state_machine(account: Account, opened: Opened, resources: Resources) -> str:
+    """Runs what the compaction schedule starts, which makes jobs and one run of EMR for them.
 
-    No Spark runs here, so at the end the jobs must be released.
+    The instance is closed meanwhile. At the end, no job may be open. In the emulator no Spark runs, so the
+    jobs are released. Elsewhere the table must have fewer files, and the same rows.
     """
     compaction = resources.compaction
     assert compaction is not None and compaction.state_machine is not None
-    states, emr = cloud.client("stepfunctions"), cloud.client("emr-serverless")
-    cloud.ask("/schedule", rule=rule_name(compaction.rules[0]))
+    states, emr = account.client("stepfunctions"), account.client("emr-serverless")
+    machine, application = compaction.state_machine, compaction.application
+    before, files = states.list_executions(stateMachineArn=machine)["executions"], _references(opened)
+    account.fire(compaction)
 
     def last() -> str:
-        executions = states.list_executions(stateMachineArn=compaction.state_machine)["executions"]
-        return str(executions[0]["status"]) if executions else "not started"
+        executions = states.list_executions(stateMachineArn=machine)["executions"]
+        return str(executions[0]["status"]) if len(executions) > len(before) else "not started"
 
-    wait_for(lambda: "" if last() not in ("RUNNING", "not started") else f"a run that is {last()}")
-    runs = emr.list_job_runs(applicationId=compaction.application)["jobRuns"]
-    if len(runs) != 1:
+    wait_for(account, lambda: "" if last() not in ("RUNNING", "not started") else f"a run that is {last()}")
+    runs = emr.list_job_runs(applicationId=application)["jobRuns"]
+    if len(runs) != 1 or last() != "SUCCEEDED":
         raise RunFailed(f"EMR was given {len(runs)} runs, not one; the state machine says {last()}")
-    run = emr.get_job_run(applicationId=compaction.application, jobRunId=runs[0]["id"])["jobRun"]
+    run = emr.get_job_run(applicationId=application, jobRunId=runs[0]["id"])["jobRun"]
     arguments = run["jobDriver"]["sparkSubmit"]["entryPointArguments"]
     if not any(str(one).startswith("s3://") and str(one).endswith(".json") for one in arguments):
         raise RunFailed(f"the run of EMR has no list of its jobs among {arguments}")
-    held = [job for _, _, _, job in live(instance.table("events").files) if job is not None]
-    if held:
+    after = _references(opened)
+    if held := [job for _, _, _, job in after if job is not None]:
         raise RunFailed(f"{len(held)} references are still of jobs whose run is over")
-    return f"one run, {run['name']}; its execution {last().lower()}"
+    if len(after) >= len(files) and not account.is_emulated:
+        raise RunFailed(f"EMR compacted nothing: {len(files)} references before, {len(after)} after")
+    if (rows := sum(count for _, _, count, _ in after)) != sum(count for _, _, count, _ in files):
+        raise RunFailed(f"the table has {rows} rows after the compaction, not those before")
+    return f"one run, {run['name']}, {run['state']}; {len(files)} references before, {len(after)} after"
 
 
-def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> str:
+def _references(opened: Opened) -> list[tuple[str, str, int, str | None]]:
+    with opened() as instance:
+        return live(instance.table(demo.TABLE).files)
+
+
+def collect_garbage(account: Account, instance: Instance, resources: Resources) -> str:
     """Compacts a table, and checks that the schedule deletes the objects of the replaced files."""
     assert resources.garbage is not None
     table = instance.table("events")
@@ -97,17 +110,17 @@ def collect_garbage(cloud: Cloud, instance: Instance, resources: Resources) -> s
     replaced = before - {name for _, name, _, _ in live(table.files)}
     if not replaced:
         raise RunFailed("the compaction of table events replaced nothing")
-    cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
+    account.fire(resources.garbage)
 
     def left() -> str:
         kept = replaced & {name for name, _ in instance._objects.list("")}
         return f"{len(kept)} objects of {len(replaced)} replaced files" if kept else ""
 
-    wait_for(left)
+    wait_for(account, left)
     return f"{len(replaced)} objects deleted"
 
 
-def fail_to_migrate(cloud: Cloud, *app: str) -> str:
+def fail_to_migrate(cloud: Cloud) -> str:
     """Deploys two migrations, of which the second fails.
 
     CloudFormation must roll back. The older code then meets the first migration's schema. It must not fail,
@@ -119,7 +132,8 @@ def fail_to_migrate(cloud: Cloud, *app: str) -> str:
     new = [(folder / f"{one}.sql", text) for folder in folders for one, text in ((good, "1"), (bad, "1 / 0"))]
     for path, text in new:
         path.write_text(f"select {text};\n")
-    _, said = cloud.cdk("deploy", name, "--exclusively", *app, "--require-approval", "never", accept=(1,))
+    given = ("--exclusively", *cloud.app, "--require-approval", "never")
+    _, said = cloud.cdk("deploy", name, *given, accept=(1,))
     for path, _ in new:
         path.unlink()
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
@@ -136,30 +150,31 @@ def fail_to_migrate(cloud: Cloud, *app: str) -> str:
         is_logged = any(f"the database has migration {good}" in line for line in lines)
         return "" if is_logged else f"no line among {len(lines)} that says which schema the database has"
 
-    wait_for(unlogged)
+    wait_for(cloud, unlogged)
     return f"rolled back, with {good} applied"
 
 
-def pause(cloud: Cloud, resources: Resources, operator: Person) -> str:
+def pause(account: Account, resources: Resources, operator: Person) -> str:
     """Pauses the instance by the command; checks that nothing runs then, and that a second pause does
     nothing.
     """
-    cloud.dormouse("pause", "--instance", "local", "--wait", **operator)
-    if awake := still_awake(cloud, resources):
+    of = ("--instance", account.instance_id)
+    account.dormouse("pause", *of, "--wait", **operator)
+    if awake := still_awake(account, resources):
         raise RunFailed(f"after dormouse pause, {awake}")
     if "the host for access is stopped: run dormouse resume" not in (
-        printed := cloud.dormouse("access", "--instance", "local", accept=(1,), **operator)
+        printed := account.dormouse("access", *of, accept=(1,), **operator)
     ):
         raise RunFailed(f"for a paused instance, dormouse access says: {sign(printed)}")
-    said = json.loads(cloud.dormouse("pause", "--instance", "local", "--wait", "--json", **operator))
+    said = json.loads(account.dormouse("pause", *of, "--wait", "--json", **operator))
     if undone := [step["step"] for step in said["steps"] if step["outcome"] == "done"][:-1]:
         raise RunFailed(f"a second dormouse pause still did: {', '.join(undone)}")
     return "schedules and queues off, database stopped"
 
 
-def still_awake(cloud: Cloud, resources: Resources) -> str:
+def still_awake(account: Account, resources: Resources) -> str:
     """Returns a description of a part of the instance that is not paused, or an empty string."""
-    events, functions, rds = cloud.client("events"), cloud.client("lambda"), cloud.client("rds")
+    events, functions, rds = account.client("events"), account.client("lambda"), account.client("rds")
     assert resources.commit is not None and resources.database is not None
     for part in (resources.garbage, resources.compaction, resources.maintenance):
         for rule in part.rules if part else ():
@@ -168,10 +183,10 @@ def still_awake(cloud: Cloud, resources: Resources) -> str:
     for mapping in resources.commit.mappings:
         if (state := functions.get_event_source_mapping(UUID=mapping)["State"]) != "Disabled":
             return f"the mapping {mapping} is {state}"
-    for what, count in running_parts(cloud).items():
+    for what, count in running_parts(account).items():
         if count:
             return f"{count} {what} are there"
-    if wrong := access.wrong_resources(cloud):
+    if wrong := access.wrong_resources(account):
         return wrong
     (cluster,) = rds.describe_db_clusters(DBClusterIdentifier=resources.database.cluster)["DBClusters"]
     return "" if cluster["Status"] == "stopped" else f"the database is {cluster['Status']}"
@@ -181,10 +196,16 @@ RUNNING_PARTS = {"load balancers": 1, "interface endpoints": 6, "services": 1, "
 """The parts of the query service and the host for access that exist only while the instance runs."""
 
 
-def running_parts(cloud: Cloud) -> dict[str, int]:
-    """Returns the number of existing parts, for each kind in RUNNING_PARTS."""
-    ecs, names = cloud.client("ecs"), cloud.client("route53")
-    endpoints = cloud.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
+def running_parts(account: Account) -> dict[str, int]:
+    """Returns the number of existing parts, for each kind in RUNNING_PARTS.
+
+    Nothing but the instance is in an emulated account. In a real one, only the hosts are counted.
+    """
+    hosts = {"hosts": len(access.hosts(account))}
+    if not account.is_emulated:
+        return hosts
+    ecs, names = account.client("ecs"), account.client("route53")
+    endpoints = account.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
     services = [
         arn for cluster in ecs.list_clusters()["clusterArns"]
         for arn in ecs.list_services(cluster=cluster)["serviceArns"]
@@ -195,15 +216,15 @@ def running_parts(cloud: Cloud) -> dict[str, int]:
         if record["Type"] == "A"
     ]  # fmt: skip
     return {
-        "load balancers": len(cloud.client("elbv2").describe_load_balancers()["LoadBalancers"]),
+        "load balancers": len(account.client("elbv2").describe_load_balancers()["LoadBalancers"]),
         "interface endpoints": sum(one["VpcEndpointType"] == "Interface" for one in endpoints),
         "services": len(services),
         "records": len(records),
-        "hosts": len(access.hosts(cloud)),
+        **hosts,
     }
 
 
-def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
+def deploy_meanwhile(cloud: Cloud, resources: Resources) -> str:
     """Deploys all stacks with another tag while the instance is paused.
 
     The stack of the database is refused, because AWS changes no stopped database. The others write schedules
@@ -212,7 +233,7 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
     """
     with (cloud.work / "local.toml").open("a") as settings:
         settings.write('\n[tags]\nteam = "meanwhile"\n')
-    given = ("--force", *app, "--require-approval", "never")
+    given = ("--force", *cloud.app, "--require-approval", "never")
     _, said = cloud.cdk("deploy", "--all", *given, accept=(1,))
     formation, database = cloud.client("cloudformation"), stack_name("local", "database")
     (stack,) = formation.describe_stacks(StackName=database)["Stacks"]
@@ -226,10 +247,10 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources, *app: str) -> str:
     return "the database's stack is refused, the others are asleep as before"
 
 
-def deploy_awake(cloud: Cloud, *app: str) -> None:
+def deploy_awake(cloud: Cloud) -> None:
     """Deploys the stack that was refused during the pause."""
     name = stack_name("local", "database")
-    cloud.cdk("deploy", name, "--exclusively", *app, "--require-approval", "never")
+    cloud.cdk("deploy", name, "--exclusively", *cloud.app, "--require-approval", "never")
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
     tags = {one["Key"]: one["Value"] for one in stack["Tags"]}
     if stack["StackStatus"] != "UPDATE_COMPLETE" or tags.get("team") != "meanwhile":
@@ -247,23 +268,26 @@ def half_pause(cloud: Cloud, resources: Resources) -> str:
     return "asleep again"
 
 
-def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str:
+def send_meanwhile(account: Account, bodies: list[str], resources: Resources) -> str:
     """Sends messages to a paused instance. They must stay in the queues, and schedules must do nothing."""
     assert resources.commit is not None and resources.garbage is not None
-    sqs = cloud.client("sqs")
+    sqs = account.client("sqs")
     for number, body in enumerate(bodies):
         queues = resources.commit.queues
         sqs.send_message(QueueUrl=queues[number % len(queues)], MessageBody=body)
-    cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
+    account.fire(resources.garbage)
     # The pause lambda may hold some of them now, to send old messages again.
     counts = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    kept = 0
-    for url in resources.commit.queues:
-        attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
-        kept += sum(int(attributes[count]) for count in counts)
-    if kept != len(bodies):
-        raise RunFailed(f"{kept} messages are kept of {len(bodies)} that were sent to the paused instance")
-    return f"{kept} messages kept"
+
+    def missing() -> str:
+        kept = 0
+        for url in resources.commit.queues if resources.commit else ():
+            attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
+            kept += sum(int(attributes[count]) for count in counts)
+        return "" if kept == len(bodies) else f"a count of {kept} messages, and {len(bodies)} were sent"
+
+    wait_for(account, missing)  # AWS counts messages with a delay
+    return f"{len(bodies)} messages kept"
 
 
 def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
@@ -295,27 +319,39 @@ def start_as_aws_does(cloud: Cloud, resources: Resources) -> str:
     return "stopped again"
 
 
-def resume(
-    cloud: Cloud, instance: Instance, resources: Resources, operator: Person, commit_ids: list[str]
-) -> str:
-    """Resumes the instance by the command.
-
-    The messages that were sent during the pause must be processed, and the host must have the newest image.
-    """
-    newest = cloud.ask("/images")["arm64"]
-    cloud.dormouse("resume", "--instance", "local", "--wait", **operator)
-    if (parts := running_parts(cloud)) != RUNNING_PARTS:
-        raise RunFailed(f"after dormouse resume, there are {parts}, not {RUNNING_PARTS}")
-    if wrong := access.wrong_resources(cloud):
+def resume(account: Account, resources: Resources, operator: Person) -> str:
+    """Resumes the instance by the command; checks that everything runs then."""
+    account.dormouse("resume", "--instance", account.instance_id, "--wait", **operator)
+    wanted = RUNNING_PARTS if account.is_emulated else {"hosts": 1}
+    if (parts := running_parts(account)) != wanted:
+        raise RunFailed(f"after dormouse resume, there are {parts}, not {wanted}")
+    if wrong := access.wrong_resources(account):
         raise RunFailed(f"after dormouse resume, {wrong}")
-    if (image := access.hosts(cloud)[0]["ImageId"]) != newest:
-        raise RunFailed(f"the host is made of {image}, and the newest is {newest}")
+    assert resources.database is not None
+    (cluster,) = account.client("rds").describe_db_clusters(DBClusterIdentifier=resources.database.cluster)[
+        "DBClusters"
+    ]
+    if cluster["Status"] != "available":
+        raise RunFailed(f"after dormouse resume, the database is {cluster['Status']}")
+    return "everything runs"
+
+
+def check_newest_image(cloud: Cloud, image: str) -> str:
+    """Checks that a resume made the host of the newest image, which was published during the pause."""
+    (host,) = access.hosts(cloud)
+    if host["ImageId"] != image:
+        raise RunFailed(f"the host is made of {host['ImageId']}, and the newest is {image}")
+    return image
+
+
+def wait_for_meanwhile(account: Account, instance: Instance, commit_ids: list[str]) -> str:
+    """Waits until the messages that were sent during the pause are processed."""
 
     def left() -> str:
         waiting = [status for status in instance.commits.statuses(commit_ids) if status.state != "applied"]
         return f"{len(waiting)} commits, like {waiting[0]}" if waiting else ""
 
-    wait(cloud, left)
+    wait(account, left)
     return f"{len(commit_ids)} messages processed"
 
 

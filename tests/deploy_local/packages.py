@@ -11,7 +11,8 @@ from pathlib import Path
 from lambdas.build import NO_PYTHON, PACKAGES
 from packages import ARCHITECTURES, LAMBDA, interpreter
 from tests.binaries import lacking
-from tests.deploy_local.cloud import EMULATOR_PYTHON, ROOT, SECONDS_MAX, node
+from tests.deploy_local.account import ROOT, node
+from tests.deploy_local.cloud import EMULATOR_PYTHON, SECONDS_MAX
 from tests.deploy_local.processes import RunFailed, run
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
@@ -65,6 +66,14 @@ def build_lambdas(logs: Path) -> None:
     """Builds the lambda packages for this machine, if they are not built yet."""
     command = [sys.executable, "-m", "lambdas.build", "--architecture", "native"]
     run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
+
+
+def build_all(logs: Path, architecture: str) -> str:
+    """Builds what a deployment uploads, for machines of AWS."""
+    for name in ("lambdas", "emr"):
+        command = [sys.executable, "-m", f"{name}.build", "--architecture", architecture]
+        run(name, command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
+    return f"lambdas and the archive of EMR, for {architecture}"
 
 
 def check_binaries(logs: Path) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dormouse.settings.resources import stack_name
-from tests.deploy_local.cloud import Cloud
+from tests.deploy_local.account import Account
 
 NAMES = ("operator", "reader")
 
 
-def arrive(cloud: Cloud, name: str) -> dict[str, str]:
+def arrive(account: Account, name: str) -> dict[str, str]:
     """Creates the user; returns the environment variables with which it runs commands."""
-    iam, policies = cloud.client("iam"), stack_name("local", "application")
-    (stack,) = cloud.client("cloudformation").describe_stacks(StackName=policies)["Stacks"]
+    iam, policies = account.client("iam"), stack_name("local", "application")
+    (stack,) = account.client("cloudformation").describe_stacks(StackName=policies)["Stacks"]
     outputs = {one["OutputKey"]: one["OutputValue"] for one in stack["Outputs"]}
     iam.create_user(UserName=name)
     iam.attach_user_policy(UserName=name, PolicyArn=outputs[f"{name.capitalize()}Arn"])
@@ -19,9 +19,9 @@ def arrive(cloud: Cloud, name: str) -> dict[str, str]:
     return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
 
 
-def leave(cloud: Cloud) -> None:
+def leave(account: Account) -> None:
     """Detaches the policies from the users, because IAM does not delete an attached policy."""
-    iam = cloud.client("iam")
+    iam = account.client("iam")
     for name in NAMES:
         for policy in iam.list_attached_user_policies(UserName=name)["AttachedPolicies"]:
             iam.detach_user_policy(UserName=name, PolicyArn=policy["PolicyArn"])

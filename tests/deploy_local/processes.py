@@ -71,12 +71,14 @@ class Background:
     def wait_for(self, url: str) -> None:
         deadline = time.monotonic() + START_SECONDS_MAX
         while True:
-            if self._process.poll() is not None:
-                raise RunFailed(f"{self.name} ended while it started: {self._tail()}")
+            if self.is_over:
+                raise RunFailed(f"{self.name} ended while it started: {self.last_words}")
             with suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310
                 return
             if time.monotonic() > deadline:
-                raise RunFailed(f"{self.name} does not answer after {START_SECONDS_MAX:g} s: {self._tail()}")
+                raise RunFailed(
+                    f"{self.name} does not answer after {START_SECONDS_MAX:g} s: {self.last_words}"
+                )
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
@@ -90,7 +92,12 @@ class Background:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, how)
 
-    def _tail(self) -> str:
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def last_words(self) -> str:
         lines = self._log.read_text("utf-8", errors="replace").split("\n")
         return " ".join(line.strip() for line in lines[-4:])[-SIGNS_MAX:]
 
