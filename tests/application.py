@@ -70,7 +70,7 @@ def break_application() -> None:
 
 
 def wake_application(deployed: Deployed) -> None:
-    """Lets the sleeping parts run, whatever the desired state of the instance is."""
+    """Starts the sleeping parts, even if the desired state of the instance is paused."""
     deployed.client("cloudformation").update_stack(
         StackName=STACK,
         UsePreviousTemplate=True,

@@ -89,11 +89,12 @@ def test_an_endpoint_of_emr_that_cannot_be_deleted_does_not_keep_the_database_aw
 
 
 @pytest.mark.slow
-def test_a_host_that_runs_while_paused_is_reported(deployed: Deployed) -> None:
+def test_a_host_that_runs_while_paused_is_reported_and_stopped(deployed: Deployed) -> None:
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
     wake_application(deployed)
     assert status(deployed.find()).summary == "should be paused, but a part of it is not: pause it again"
-    assert keep(deployed.find()).left == ("the host for access: running",)
+    assert keep(deployed.find()).ended
+    assert parameters(deployed)["Running"] == "false"
 
 
 def test_a_host_created_while_paused_starts_with_the_resume() -> None:

@@ -394,7 +394,7 @@ def test_a_stack_that_no_deploy_has_is_named_with_the_command_that_deletes_it(se
         cloudformation.create_stack(StackName=name, TemplateBody='{"Resources": {}}', Tags=tags)
     [check] = account(session)._other_stacks()
     assert (check.name, check.result) == ("other stacks", "warning")
-    assert check.found.startswith("dormouse-dev-query stays")
+    assert check.found.startswith("dormouse-dev-query is no stack of a deploy")
     assert "aws cloudformation delete-stack --stack-name dormouse-dev-query --region eu-west-1" in check.mend
     cloudformation.delete_stack(StackName="dormouse-dev-query")
     [check] = account(session)._other_stacks()
