@@ -266,3 +266,19 @@ def test_the_hourly_cost_of_the_query_service_counts_its_tasks(
     found = dict(hourly(Resources(query=QUERY), live, "us-east-1"))
     assert found["load balancer and endpoints"] == pytest.approx(ways)
     assert found["query tasks"] == (None if tasks is None else pytest.approx(tasks))
+
+
+@pytest.mark.parametrize(("query", "count"), [(None, 4), ({}, 1)])
+def test_a_commit_service_costs_a_task_and_the_endpoints_that_it_does_not_share(
+    query: dict[str, Any] | None, count: int
+) -> None:
+    content: dict[str, Any] = {"id": "dev", "database": {"kind": "fixed"}, "commit": {"service": True}}
+    settings = parse(content | ({"query": query} if query is not None else {}))
+    lines = estimate(settings, "us-east-1", Assumptions()).lines
+    found = {line.resource: line for line in lines if line.stack == "commit"}
+    assert found["Fargate, 1 vCPU, 4 GB"].running == pytest.approx(34.03, abs=0.01)
+    endpoints = found[f"{count} interface endpoint{'s' * (count > 1)}"]
+    assert endpoints.running == pytest.approx(count * 7.30)
+    assert found["SQS, 1 queue"].running == pytest.approx(4.20 + 0.12, abs=0.01)
+    assert all(line.paused == 0 for line in found.values())
+    assert not [name for name in found if name.startswith("Lambda")]
