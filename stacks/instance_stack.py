@@ -77,7 +77,7 @@ class InstanceStack(cdk.Stack):
 
     @property
     def sleeps(self) -> bool:
-        """Whether any resource exists only while the instance runs."""
+        """True if any resource exists only while the instance runs."""
         return "is_running" in vars(self)
 
     @property

@@ -23,7 +23,7 @@ class FakeClock:
             self.at.remove(first)
             self.seconds = max(self.seconds, first[0])
             first[1]()
-        self.seconds = until
+        self.seconds = max(self.seconds, until)
 
     def monotonic(self) -> float:
         return self.seconds

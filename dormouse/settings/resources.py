@@ -148,7 +148,7 @@ class RunResources(ScheduledResources):
     cluster_name: str | None = None
     """The name of the clusters of EMR on EC2."""
     has_endpoint: bool = False
-    """Whether the part has an interface endpoint for EMR on EC2."""
+    """True if the part has an interface endpoint for EMR on EC2."""
 
 
 class QueryResources(ServiceResources):

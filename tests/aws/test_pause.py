@@ -52,7 +52,7 @@ def test_all_parts_are_stopped_except_the_rule_of_the_keeper(deployed: Deployed,
     assert deployed.state() == PAUSED
     assert (report.database, report.desired) == ("stopped", "paused")
     assert [one.step for one in report.steps if one.outcome == "already"] == [
-        "let running commits end", "let scheduled lambdas end", "let runs end",
+        "let scheduled lambdas end", "let runs end", "let running commits end",
         "enable the rule that keeps the database asleep",
     ]  # fmt: skip
     assert report.changed

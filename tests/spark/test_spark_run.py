@@ -261,7 +261,7 @@ def test_an_unreachable_database_is_reported_in_one_line(
 
 
 def test_the_driver_notes_that_its_run_has_begun(dsn: str, objects: ObjectStore) -> None:
-    """Until then, the schedule makes no other run."""
+    """The schedule makes no other run before this note exists."""
     made = runs.write_list(objects, runs.RunList(str(uuid4()), "split", ()))
     day = timedelta(days=1)
     assert runs.waiting(objects, "split", day) == made.run_id

@@ -49,15 +49,16 @@ def test_the_service_stops_after_the_runs_and_starts_before_the_schedules(deploy
     report = pause(deployed.find(), clock=clock)
     assert [one.step for one in report.steps] == [
         "write the desired state: paused", "disable the schedules", "disable the mappings of the queues",
-        "let running commits end", "let scheduled lambdas end", "let runs end", "stop EMR",
+        "let scheduled lambdas end", "let runs end", "stop EMR",
         "stop the query service", "disable the schedules", "disable the mappings of the queues",
-        "stop the database", "enable the rule that keeps the database asleep", "verify",
+        "let running commits end", "stop the database", "enable the rule that keeps the database asleep",
+        "verify",
     ]  # fmt: skip
     assert parameters(deployed) == {"Running": "false", "Other": "kept"}
     report = resume(deployed.find(), clock=clock)
     assert [one.step for one in report.steps] == [
-        "write the desired state: running", "start the database", "start the query service",
-        "enable the mappings of the queues", "enable the schedules", "verify",
+        "write the desired state: running", "start the database", "wake the scheduled lambdas",
+        "start the query service",        "enable the mappings of the queues", "enable the schedules", "verify",
     ]  # fmt: skip
     assert parameters(deployed) == {"Running": "true", "Other": "kept"}
 
