@@ -58,7 +58,8 @@ def test_the_service_stops_after_the_runs_and_starts_before_the_schedules(deploy
     report = resume(deployed.find(), clock=clock)
     assert [one.step for one in report.steps] == [
         "write the desired state: running", "start the database", "wake the scheduled lambdas",
-        "start the query service",        "enable the mappings of the queues", "enable the schedules", "verify",
+        "start the query service", "enable the mappings of the queues", "enable the schedules",
+        "verify",
     ]  # fmt: skip
     assert parameters(deployed) == {"Running": "true", "Other": "kept"}
 
