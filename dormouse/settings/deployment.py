@@ -492,8 +492,8 @@ class DeploymentSettings(Section):
         yield from self._elsewhere(region)
         yield from self._commit_service()
         service = self.commit if self.has_commit_service else None
-        others = (("query", self.query), ("access", self.access), ("compaction", self.compaction))
-        for name, part in (("commit", service), *others):
+        parts = (("query", self.query), ("access", self.access), ("compaction", self.compaction))
+        for name, part in (("commit", service), *parts):
             # EMR Serverless has no such setting
             if part and self.network.vpc_id and getattr(part, "endpoints", "") is None:
                 why = 'it must be "create" or "existing" in the VPC that network.vpc_id names'
