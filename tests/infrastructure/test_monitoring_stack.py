@@ -51,6 +51,7 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
         *(f"{queue}-{one}-Alarm" for queue in queues for one in ("oldest-message", "loss")),
         *(f"{one}-{kind}-Count-Alarm" for one in lambdas for kind in ("Fault", "Throttled")),
         *(f"{one}-{kind}-Count-Alarm" for one in runs for kind in ("Failure", "TimedOut")),
+        *(["Commit-service-Alarm"] if commit.service else []),
         "Database-Connection-Count-High-Alarm",
         "Deadlocks-Alarm",
         "Failing-rounds-Alarm",
