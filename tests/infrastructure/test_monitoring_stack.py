@@ -54,6 +54,7 @@ def test_there_is_an_alarm_for_every_known_failure(name: str, synthesized: All) 
         *(f"{one}-{kind}-Count-Alarm" for one in runs for kind in ("Failure", "TimedOut")),
         *(f"{one}-schedule-Alarm" for one in ("Compaction", "Garbage", "Maintenance")),
         "Pause-calls-Alarm",
+        *(["Commit-service-Alarm"] if commit.service else []),
         "Database-Connection-Count-High-Alarm",
         "Deadlocks-Alarm",
         "Failing-rounds-Alarm",
