@@ -22,6 +22,7 @@ from tests.support.settings import parse
 SCHEMAS = Path(cfnlint.__file__).parent / "data/schemas"
 ARN = "arn:aws:{}:eu-central-1:123456789012:{}"
 UUID = "12345678-1234-1234-1234-12345678901"
+IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tools/dormouse:1.0"
 GROUPS = ("sg-0123456789abcdef0", "sg-0123456789abcdef1")
 TEAMS = {"teams_tenant": f"{UUID}2", "teams_team": f"{UUID}2"}
 OWN: tuple[dict[str, Any], dict[str, Any]] = (
@@ -30,7 +31,8 @@ OWN: tuple[dict[str, Any], dict[str, Any]] = (
         "iam": {"role_path": "/", "role_prefix": "old-", "policies": ["reader"]},
         "network": {"zones": 2, "flow_log_days": 30},
         "database": {"kind": "serverless", "min_acu": 0.5, "max_acu": 4, "proxy": True},
-        "commit": {}, "garbage": {}, "compaction": {"engine": "emr-serverless"}, "maintenance": {},
+        "commit": {"service": True}, "garbage": {}, "compaction": {"engine": "emr-serverless"},
+        "maintenance": {},
         "query": {}, "rows": {"databases": 2, "own_clusters": True}, "access": {}, "pause": {},
         "monitoring": {
             "topic_arn": ARN.format("sns", "old"), "warning_topic_arn": ARN.format("sns", "older"),
@@ -54,8 +56,11 @@ OWN: tuple[dict[str, Any], dict[str, Any]] = (
             "kind": "serverless", "min_acu": 1, "max_acu": 8, "proxy": True, "engine_version": "17.9",
             "minor_upgrades": False, "backup_days": 8, "idle_session_seconds": 301, "log_days": 60,
             "readers": 1, "client_security_groups": GROUPS, "client_cidrs": ["10.50.0.0/16"],
+            "storage": "io-optimized", "insights": True, "backup_window": "03:00-03:30",
+            "maintenance_window": "sun:05:00-sun:05:30",
         },
         "commit": {
+            "service": True, "service_cpu": 2048, "service_memory_gb": 8, "log_days": 60, "image": IMAGE,
             "queues": 2, "concurrency": 11, "batch_size": 501, "batching_window_seconds": 2,
             "memory_mb": 1025, "timeout_seconds": 61, "receives_max": 51, "retention_days": 13,
         },
@@ -63,14 +68,14 @@ OWN: tuple[dict[str, Any], dict[str, Any]] = (
         "compaction": {
             "engine": "emr-serverless", "every_minutes": 16, "jobs_max": 20_001, "run_minutes_max": 361,
             "memory_mb": 1025, "timeout_seconds": 301, "log_days": 60, "vcpu_max": 65, "idle_minutes": 6,
-            "worker_vcpu": 8,
+            "worker_vcpu": 8, "release": "emr-spark-8.1.0",
         },
         "maintenance": {"every_minutes": 61, "memory_mb": 513, "timeout_seconds": 301},
         "query": {
             "cpu": 2048, "memory_gb": 8, "disk_gb": 21, "tasks_min": 2, "tasks_max": 5, "cpu_percent": 61,
             "requests_minute": 601, "queries_max": 17, "rows_max": 10, "bytes_max": 1_000,
             "seconds_max": 301, "client_cidrs": ["10.50.0.0/16"], "client_security_groups": GROUPS,
-            "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tools/dormouse:1.0", "log_days": 60,
+            "image": IMAGE, "log_days": 60,
         },
         "rows": {"databases": 3, "own_clusters": True, "max_acu": 5, "job_threads": 5},
         "access": {}, "pause": {"drain_seconds": 901},
@@ -135,7 +140,7 @@ PAIRS = {"own": OWN, "existing": EXISTING, "keys": KEYS}
 SWITCHES = frozenset(
     {
         "database.kind", "database.proxy", "network.s3_endpoint", "query.endpoints", "access.endpoints",
-        "compaction.endpoints", "rows.own_clusters", "network.vpc_id",
+        "compaction.endpoints", "commit.endpoints", "commit.service", "rows.own_clusters", "network.vpc_id",
     }
 )  # fmt: skip
 """Settings that create or delete resources, so that nothing is replaced."""
