@@ -14,14 +14,14 @@ from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.resources import CommitResources
 from dormouse.settings.section import VISIBILITY_SECONDS_MAX
-from stacks.constructs.allow import allow
 from stacks.constructs.commit_service import SERVICE, CommitService
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.monitors import Monitors
+from stacks.constructs.permissions import allow
 from stacks.constructs.queue import KEEP_ACTIONS, Queue
 from stacks.database import RUN_ROLE
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
+from stacks.instance_stack import resource
 from stacks.part import Part
 from stacks.query import Query
 from stacks.storage import DATA_PREFIX
@@ -34,17 +34,13 @@ class Commit(Part):
     service uses the endpoints of `query`, if it has some.
     """
 
-    def __init__(
-        self, stack: InstanceStack, foundation: Foundation, commit: CommitSettings, query: Query | None
-    ) -> None:
-        super().__init__(stack, "commit", foundation)
+    def __init__(self, stack: UpperStack, commit: CommitSettings, query: Query | None) -> None:
+        super().__init__(stack, "commit")
         self._retention_days = commit.retention_days
         self.queues = [self._queue(number, commit) for number in range(1, commit.queues + 1)]
         applies = DatabaseFunction(
             self,
             "Commit",
-            foundation=foundation,
-            name="commit",
             handler="lambdas.commit.handler",
             description="Applies commit requests",
             memory_mb=commit.memory_mb,
@@ -56,13 +52,11 @@ class Commit(Part):
         self.function = applies.function
         # large requests, after they were applied, and the announcements of these deletions
         for folder in ("commits", "owner/now"):
-            foundation.storage.allow_below(applies.role, ["s3:DeleteObject"], f"{DATA_PREFIX}/{folder}")
+            self.foundation.storage.allow_below(applies.role, ["s3:DeleteObject"], f"{DATA_PREFIX}/{folder}")
         self._has_service = commit.service
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.service = (
-            CommitService(
-                self, "Service", foundation=foundation, commit=commit, queues=self.queues, query=query
-            )
+            CommitService(self, "Service", commit=commit, queues=self.queues, query=query)
             if commit.service
             else None
         )
@@ -122,10 +116,8 @@ class Commit(Part):
         mapping = self.function.node.find_child(
             f"SqsEventSource:{cdk.Names.node_unique_id(queue.queue.node)}"
         )
-        found = mapping.node.default_child
-        assert isinstance(found, lambda_.CfnEventSourceMapping)  # noqa: S101
         is_on: Any = False
         if not self._has_service:
             is_on = cdk.Fn.condition_if(self.stack.is_awake.logical_id, True, False)
-        found.add_property_override("Enabled", is_on)
+        resource(mapping, lambda_.CfnEventSourceMapping).add_property_override("Enabled", is_on)
         return source

@@ -24,8 +24,8 @@ from dormouse.settings.section import no_certificates
 from stacks.assets import Assets, Builder, BuiltAssets
 from stacks.commit import Commit
 from stacks.compaction import SPARK_OBJECT_ACTIONS
-from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.facts import fact
+from stacks.constructs.security_group import let_out_to_s3
 from stacks.instance import context, not_built, stacks_of
 from stacks.instance_stack import InstanceStack
 

@@ -7,10 +7,8 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
-from stacks.constructs.access_logs import access_logs
 from stacks.constructs.copy_names import CopyNames
-from stacks.constructs.key import key_of
-from stacks.constructs.vault import vault
+from stacks.constructs.retained import access_logs, key_of, private_bucket, vault
 from stacks.instance_stack import KEPT, InstanceStack
 
 
@@ -30,19 +28,12 @@ class CopyStack(InstanceStack):
         assert settings.backup is not None  # noqa: S101
         key = key_of(self, "copy", None)
         key.add_alias(names.alias)
-        logs = access_logs(self)
-        s3.Bucket(
+        private_bucket(
             self,
             "Copy",
+            key=key,
+            logs=access_logs(self),
             bucket_name=names.bucket,
-            encryption=s3.BucketEncryption.KMS,
-            encryption_key=key,
-            bucket_key_enabled=True,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            server_access_logs_bucket=logs,
             versioned=True,
             lifecycle_rules=[
                 s3.LifecycleRule(
@@ -50,6 +41,5 @@ class CopyStack(InstanceStack):
                     expired_object_delete_marker=True,
                 )
             ],
-            removal_policy=self.removal_policy,
         )
         vault(self, key=key, name=names.vault)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TypeVar
 
 import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
-from constructs import Construct
+from constructs import Construct, IConstruct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import (
@@ -18,6 +19,8 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from stacks.constructs.role_names import RoleNames
+
+Resource = TypeVar("Resource", bound=cdk.CfnResource)
 
 APPLICATION = "application"
 """The short name of the stack with the parts that can be added and removed."""
@@ -113,6 +116,13 @@ def stack_of(scope: Construct) -> InstanceStack:
     stack = cdk.Stack.of(scope)
     assert isinstance(stack, InstanceStack)  # noqa: S101
     return stack
+
+
+def resource(construct: IConstruct, kind: type[Resource]) -> Resource:
+    """Returns the resource of a construct in the template, to set what the construct has no argument for."""
+    found = construct.node.default_child
+    assert isinstance(found, kind)  # noqa: S101
+    return found
 
 
 def title(scope: Construct) -> str:

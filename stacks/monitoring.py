@@ -13,8 +13,7 @@ from dormouse.settings.resources import INSTANCE_TAG
 from stacks.constructs.alarm_topic import AlarmTopic
 from stacks.constructs.chat_channels import SlackChannel, TeamsChannel
 from stacks.constructs.monitors import Monitors
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
 from stacks.part import Part
 
 
@@ -24,14 +23,8 @@ class Monitoring(Part):
     It never queries the database, which may be asleep.
     """
 
-    def __init__(
-        self,
-        stack: InstanceStack,
-        foundation: Foundation,
-        monitoring: MonitoringSettings,
-        parts: Sequence[Part],
-    ) -> None:
-        super().__init__(stack, "monitoring", foundation)
+    def __init__(self, stack: UpperStack, monitoring: MonitoringSettings, parts: Sequence[Part]) -> None:
+        super().__init__(stack, "monitoring")
         self._limits = monitoring
         name = f"dormouse-{self.settings.id}"
         self.topic = self._topic()
@@ -53,7 +46,7 @@ class Monitoring(Part):
         watch = Monitors(
             facade,
             instance_id=self.settings.id,
-            cluster=foundation.database.fact(stack, "cluster"),
+            cluster=self.foundation.database.fact(stack, "cluster"),
             warn=_telling(warning_topic) if warning_topic else None,
         )
         watch.database(monitoring.connections_max)

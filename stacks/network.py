@@ -8,10 +8,9 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.deployment import ZONES_MAX, DeploymentSettings, NetworkSettings
-from stacks.acknowledge import acknowledge
 from stacks.constructs.function import Placement
-from stacks.constructs.log_group import log_group
-from stacks.constructs.service_role import service_role
+from stacks.constructs.permissions import acknowledge, service_role
+from stacks.constructs.retained import log_group
 from stacks.instance_stack import InstanceStack
 
 OBJECT_ACTIONS = [

@@ -8,8 +8,8 @@ from constructs import Construct
 from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import Described
 from stacks.constructs.monitors import Monitors
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack, describe, title
+from stacks.foundation import UpperStack
+from stacks.instance_stack import describe, title
 
 
 class Part(Construct):
@@ -19,10 +19,10 @@ class Part(Construct):
     brings its own graphs and alarms.
     """
 
-    def __init__(self, stack: InstanceStack, name: str, foundation: Foundation) -> None:
+    def __init__(self, stack: UpperStack, name: str) -> None:
         super().__init__(stack, name.capitalize())
-        self.stack, self.name, self.foundation = stack, name, foundation
-        self.settings = foundation.settings
+        self.stack, self.name = stack, name
+        self.foundation, self.settings = stack.foundation, stack.settings
         self.title = title(self)
 
     def describe(self, resources: Described) -> None:

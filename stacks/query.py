@@ -19,16 +19,15 @@ from constructs import Construct
 from dormouse.settings.database import QuerySettings
 from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import QueryResources
-from stacks.acknowledge import acknowledge
-from stacks.constructs.allow import allow
 from stacks.constructs.endpoints import TASK_SERVICES, Endpoints
+from stacks.constructs.fargate import fargate_cluster, fargate_service
+from stacks.constructs.function import Placement
 from stacks.constructs.monitors import Awake, Monitors
-from stacks.constructs.query_balancer import Balancer
+from stacks.constructs.permissions import allow
 from stacks.constructs.query_task import PORT, QueryTask
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.sleeping import only_while
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
 from stacks.part import Part
 from stacks.storage import BALANCER_LOGS
 
@@ -47,12 +46,14 @@ class Query(Part):
     Its cluster and its target group exist even while the service sleeps.
     """
 
-    def __init__(self, stack: InstanceStack, foundation: Foundation, query: QuerySettings) -> None:
-        super().__init__(stack, "query", foundation)
+    def __init__(self, stack: UpperStack, query: QuerySettings) -> None:
+        super().__init__(stack, "query")
         self._query = query
-        self._placement = foundation.network.placement
-        self.task = QueryTask(self, "Task", foundation=foundation, query=query)
-        self.cluster = self._cluster()
+        self._placement = self.foundation.network.placement
+        self.task = QueryTask(self, "Task", query=query)
+        self.cluster = fargate_cluster(
+            self, "AWS/ECS and AWS/ApplicationELB have CPU, memory and requests for free"
+        )
         self.target_group = self._target_group()
         clients = self._clients()
         zone = route53.PrivateHostedZone(
@@ -71,20 +72,6 @@ class Query(Part):
         awake = Awake(self.stack.is_running, self._service)
         targets = self.target_group.target_group_full_name
         monitors.query(self.cluster.cluster_name, SERVICE, targets, awake)
-
-    def _cluster(self) -> ecs.Cluster:
-        cluster = ecs.Cluster(
-            self,
-            "Cluster",
-            vpc=self._placement.vpc,
-            container_insights_v2=ecs.ContainerInsights.DISABLED,
-        )
-        acknowledge(
-            cluster,
-            "AwsSolutions-ECS4",
-            "AWS/ECS and AWS/ApplicationELB have CPU, memory and requests for free",
-        )
-        return cluster
 
     def _target_group(self) -> elbv2.ApplicationTargetGroup:
         return elbv2.ApplicationTargetGroup(
@@ -135,51 +122,55 @@ class Query(Part):
         self, clients: ec2.SecurityGroup, zone: route53.PrivateHostedZone, endpoints: ec2.SecurityGroup | None
     ) -> ecs.FargateService:
         """Creates the service, and the resources that exist only while it runs."""
-        balancer = Balancer(
-            self.awake,
-            "Balancer",
-            placement=self._placement,
-            query=self._query,
-            security_group=clients,
-            target_group=self.target_group,
-            logs=(self.foundation.storage.access_logs.bucket_name, BALANCER_LOGS),
-        )
-        route53.ARecord(
-            self.awake,
-            "Record",
-            zone=zone,
-            target=route53.RecordTarget.from_alias(targets.LoadBalancerTarget(balancer.load_balancer)),
-        )
+        target = targets.LoadBalancerTarget(self._balancer(clients))
+        route53.ARecord(self.awake, "Record", zone=zone, target=route53.RecordTarget.from_alias(target))
         service = self._create_service()
         if endpoints is not None:
             service.node.add_dependency(
-                Endpoints(
-                    self.awake,
-                    "Endpoints",
-                    services=TASK_SERVICES,
-                    placement=self._placement,
-                    security_group=endpoints,
-                )
+                Endpoints(self.awake, services=TASK_SERVICES, security_group=endpoints)
             )
         return service
 
+    def _balancer(self, clients: ec2.SecurityGroup) -> elbv2.ApplicationLoadBalancer:
+        """Creates the load balancer. It serves HTTPS with a certificate, else HTTP within the VPC."""
+        certificate = self._query.certificate_arn
+        balancer = elbv2.ApplicationLoadBalancer(
+            Construct(self.awake, "Balancer"),
+            "LoadBalancer",
+            vpc=self._placement.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=one_in_each_zone(self._placement)),
+            internet_facing=False,
+            security_group=clients,
+            idle_timeout=cdk.Duration.seconds(self._query.idle_seconds),
+            drop_invalid_header_fields=True,
+            deletion_protection=False,  # it has no data, and a pause deletes it, also of a protected instance
+        )
+        # Set directly, as the method for it needs to know the region.
+        logs = {"enabled": "true", "bucket": self.foundation.storage.access_logs.bucket_name}
+        for name, value in {**logs, "prefix": BALANCER_LOGS}.items():
+            balancer.set_attribute(f"access_logs.s3.{name}", value)
+        balancer.add_listener(
+            "Listener",
+            port=self._query.port,
+            protocol=elbv2.ApplicationProtocol.HTTPS if certificate else elbv2.ApplicationProtocol.HTTP,
+            certificates=[elbv2.ListenerCertificate.from_arn(certificate)] if certificate else None,
+            ssl_policy=elbv2.SslPolicy.TLS13_RES if certificate else None,
+            default_target_groups=[self.target_group],
+            open=False,
+        )
+        return balancer
+
     def _create_service(self) -> ecs.FargateService:
         query = self._query
-        service = ecs.FargateService(
+        service = fargate_service(
             self.awake,
-            "Service",
-            service_name=SERVICE,
-            cluster=self.cluster,
-            task_definition=self.task.definition,
-            assign_public_ip=False,
-            vpc_subnets=ec2.SubnetSelection(subnets=self._placement.subnets),
-            security_groups=[self.task.security_group],
-            circuit_breaker=ecs.DeploymentCircuitBreaker(enable=True, rollback=True),
+            SERVICE,
+            self.cluster,
+            self.task.definition,
+            self.task.security_group,
             min_healthy_percent=100,
             max_healthy_percent=200,
             health_check_grace_period=cdk.Duration.seconds(STARTS_SECONDS_MAX),
-            enable_execute_command=False,
-            propagate_tags=ecs.PropagatedTagSource.SERVICE,
         )
         service.attach_to_application_target_group(self.target_group)
         service.node.add_dependency(self.task)  # includes the permissions of its roles, and its network rules
@@ -204,3 +195,8 @@ class Query(Part):
                 endpoints=len(TASK_SERVICES) if has_endpoints else 0,
             )
         )
+
+
+def one_in_each_zone(placement: Placement) -> list[ec2.ISubnet]:
+    """Returns one subnet for each zone, since a load balancer accepts no more."""
+    return list({subnet.availability_zone: subnet for subnet in reversed(placement.subnets)}.values())[::-1]

@@ -12,15 +12,14 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
-from stacks.constructs.access_logs import access_logs
-from stacks.constructs.allow import allow
 from stacks.constructs.copy_names import copy_names
-from stacks.constructs.key import key_of
+from stacks.constructs.permissions import acknowledge_resources, allow
 from stacks.constructs.replication import Replication
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.retained import access_logs, key_of, private_bucket
 from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
+CHANGE_ACTIONS = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
 BALANCER_LOGS = "query"
 """The prefix, in the bucket of access logs, of the logs of the query service's load balancer."""
 
@@ -93,21 +92,14 @@ class StorageStack(InstanceStack):
 
     def _bucket(self, name: str, *, versioned: bool, rule: s3.LifecycleRule) -> s3.Bucket:
         uploads = cdk.Duration.days(self.settings.storage.incomplete_upload_days)
-        return s3.Bucket(
+        return private_bucket(
             self,
             name,
-            encryption=s3.BucketEncryption.KMS,
-            encryption_key=self.key,
-            bucket_key_enabled=True,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            server_access_logs_bucket=self.access_logs,
+            key=self.key,
+            logs=self.access_logs,
             server_access_logs_prefix=f"{name.lower()}/",
             versioned=versioned,
             lifecycle_rules=[rule, s3.LifecycleRule(abort_incomplete_multipart_upload_after=uploads)],
-            removal_policy=self.removal_policy,
         )
 
     def _export(self) -> None:

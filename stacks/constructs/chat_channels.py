@@ -13,7 +13,7 @@ from aws_cdk import aws_chatbot as chatbot
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from stacks.constructs.service_role import service_role
+from stacks.constructs.permissions import service_role
 
 GUARDRAIL = "CloudWatchReadOnlyAccess"
 """The policy that limits all permissions in the channel. AWS would set no limit without it."""

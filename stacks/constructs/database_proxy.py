@@ -13,6 +13,7 @@ from aws_cdk import aws_rds as rds
 from constructs import Construct
 
 from stacks.constructs.function import Placement
+from stacks.constructs.permissions import allow, arn
 
 PORT = 5432
 """The port of every RDS Proxy."""
@@ -23,15 +24,7 @@ def user_arns(stack: cdk.Stack, resource_id: str, users: Iterable[str]) -> list[
 
     `resource_id` is the resource id of the cluster or of the proxy to which the users connect.
     """
-    return [
-        stack.format_arn(
-            service="rds-db",
-            resource="dbuser",
-            resource_name=f"{resource_id}/{user}",
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
-        for user in users
-    ]
+    return [arn(stack, "rds-db", f"dbuser:{resource_id}/{user}") for user in users]
 
 
 class DatabaseProxy(Construct):
@@ -54,12 +47,7 @@ class DatabaseProxy(Construct):
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
         role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("rds.amazonaws.com"))
-        role.add_to_policy(
-            iam.PolicyStatement(
-                actions=["rds-db:connect"],
-                resources=user_arns(stack, cluster.cluster_resource_identifier, users),
-            )
-        )
+        allow(role, ["rds-db:connect"], user_arns(stack, cluster.cluster_resource_identifier, users))
         proxy = rds.DatabaseProxy(
             self,
             "Proxy",
@@ -70,7 +58,7 @@ class DatabaseProxy(Construct):
             require_tls=True,
             role=role,
             vpc=placement.vpc,
-            vpc_subnets=ec2.SubnetSelection(subnets=placement.subnets),
+            vpc_subnets=placement.selection,
             security_groups=[security_group],
         )
         self.endpoint = proxy.endpoint

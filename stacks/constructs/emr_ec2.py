@@ -17,14 +17,12 @@ from constructs import Construct
 
 from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
-from stacks.acknowledge import acknowledge
-from stacks.constructs.allow import allow
-from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_service_role import EmrServiceRole
 from stacks.constructs.endpoints import Endpoints, emr_services
 from stacks.constructs.function import Function, Placement
-from stacks.constructs.security_group import closed_group
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.permissions import acknowledge, allow, arn
+from stacks.constructs.security_group import closed_group, let_out_to_s3
+from stacks.foundation import foundation_of
 from stacks.instance_stack import title
 
 SERVICE_PORT = 443
@@ -46,24 +44,22 @@ SPARK_PROPERTIES = {
 class EmrEc2(Construct):
     """The resources of EMR clusters on EC2.
 
-    Runs have the permissions of `role`, and connect from `security_groups`.
+    Runs have the permissions of `role`, and connect from `security_groups`. `values` are the environment
+    variables of the lambdas that control runs.
     """
 
     def __init__(
         self,
         scope: Construct,
-        construct_id: str,
         *,
-        instance_id: str,
         compaction: EmrStepsCompaction | EmrTransientCompaction,
-        placement: Placement,
-        key: kms.IKey,
         log_uri: str,
     ) -> None:
-        super().__init__(scope, construct_id)
-        self._stack = cdk.Stack.of(self)
-        self._instance_id = instance_id
-        self.cluster_name = cluster_name(instance_id)
+        super().__init__(scope, "Emr")
+        self._stack, foundation = cdk.Stack.of(self), foundation_of(self)
+        self._instance_id = instance_id = foundation.settings.id
+        self._clusters = arn(self, "elasticmapreduce", "cluster/*")
+        placement, key = foundation.network.placement, foundation.storage.key
         self._primary = self._security_group("Primary", placement)
         self._core = self._security_group("Core", placement)
         self._service = self._security_group("ServiceAccess", placement)
@@ -87,43 +83,30 @@ class EmrEc2(Construct):
         )
         self._service_role = service_role.role
         self._security = self._security_configuration(key)
-        self.template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
+        template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
+        self.values = {"cluster_name": cluster_name(instance_id), "cluster_template": template}
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         """Allows operators to terminate clusters, whose runs a pause does not wait for."""
-        ours = {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}}
-        because = "the clusters with the tag of this instance"
-        allow(operator, ["elasticmapreduce:TerminateJobFlows"], [self._clusters], ours, because=because)
+        self._allow_clusters(operator, "TerminateJobFlows")
 
-    def create_endpoint(self, scope: Construct, placement: Placement) -> str:
+    def create_endpoint(self, scope: Construct) -> str:
         """Creates the endpoint by which EMR controls clusters, and returns its id.
 
         It has the security group for EMR's access.
         """
-        endpoints = Endpoints(
-            scope,
-            "Endpoints",
-            services=emr_services(self._stack.region),
-            placement=placement,
-            security_group=self._service,
-        )
-        return endpoints.ids[0]
+        services = emr_services(self._stack.region)
+        return Endpoints(scope, services=services, security_group=self._service).ids[0]
 
     def allow_submit(self, function: Function) -> None:
         """Allows a lambda to find and create clusters and steps, and to end duplicates."""
-        function.allow(["elasticmapreduce:ListClusters"], ["*"])
-        function.allow(
-            ["elasticmapreduce:RunJobFlow"],
-            ["*"],
-            {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}},
-        )
-        function.allow(
-            ["elasticmapreduce:AddTags"],
-            [self._clusters],
-            {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}},
-        )
-        self._allow_cluster(
-            function,
+        role = function.role
+        ours = {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}}
+        allow(role, ["elasticmapreduce:ListClusters"], ["*"])
+        allow(role, ["elasticmapreduce:RunJobFlow"], ["*"], ours)
+        allow(role, ["elasticmapreduce:AddTags"], [self._clusters], ours)
+        self._allow_clusters(
+            role,
             "AddJobFlowSteps",
             "CancelSteps",
             "ListSteps",
@@ -131,46 +114,37 @@ class EmrEc2(Construct):
             "PutManagedScalingPolicy",
             "TerminateJobFlows",
         )
-        for role, service in (
-            (self._service_role, "elasticmapreduce.amazonaws.com"),
-            (self.role, "ec2.amazonaws.com"),
-        ):
-            function.allow(
-                ["iam:PassRole"], [role.role_arn], {"StringEquals": {"iam:PassedToService": service}}
-            )
+        for passed, service in ((self._service_role, "elasticmapreduce"), (self.role, "ec2")):
+            to_service = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
+            allow(role, ["iam:PassRole"], [passed.role_arn], to_service)
         # EMR creates this role of the account with the first cluster, if the caller may create it
-        function.allow(
+        allow(
+            role,
             ["iam:CreateServiceLinkedRole"],
-            [self._stack.format_arn(service="iam", region="", resource="role", resource_name=_CLEANUP_ROLE)],
+            [arn(self, "iam", f"role/{_CLEANUP_ROLE}", region=False)],
             {"StringEquals": {"iam:AWSServiceName": "elasticmapreduce.amazonaws.com"}},
         )
         acknowledge(
-            function.role,
+            role,
             "AwsSolutions-IAM5[Resource::*]",
             "X-Ray's actions, and those to list and create clusters, support no resource-level permissions",
         )
 
     def allow_follow(self, function: Function) -> None:
-        self._allow_cluster(function, "DescribeCluster", "DescribeStep")
+        self._allow_clusters(function.role, "DescribeCluster", "DescribeStep")
 
     def allow_cancel(self, function: Function) -> None:
-        self._allow_cluster(function, "CancelSteps", "DescribeStep", "TerminateJobFlows")
+        self._allow_clusters(function.role, "CancelSteps", "DescribeStep", "TerminateJobFlows")
 
-    @property
-    def _clusters(self) -> str:
-        return self._stack.format_arn(service="elasticmapreduce", resource="cluster", resource_name="*")
-
-    def _allow_cluster(self, function: Function, *actions: str) -> None:
-        """Allows a lambda these actions on the clusters of this instance.
+    def _allow_clusters(self, grantee: iam.Role | iam.ManagedPolicy, *actions: str) -> None:
+        """Allows these actions on the clusters of this instance.
 
         IAM recognises the clusters by the instance's tag, because their ids are not known before they exist.
         """
-        function.allow(
-            [f"elasticmapreduce:{action}" for action in actions],
-            [self._clusters],
-            {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}},
-        )
-        acknowledge_resources(function.role, [self._clusters], "the clusters with the tag of this instance")
+        ours = {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}}
+        because = "the clusters with the tag of this instance"
+        every = [f"elasticmapreduce:{action}" for action in actions]
+        allow(grantee, every, [self._clusters], ours, because=because)
 
     def _security_group(self, name: str, placement: Placement) -> ec2.SecurityGroup:
         return closed_group(self, name, placement.vpc, f"{title(self)}: EMR {name}")

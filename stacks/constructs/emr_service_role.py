@@ -18,7 +18,7 @@ from constructs import Construct
 
 from dormouse.settings.resources import INSTANCE_TAG
 from stacks.constructs.function import Placement
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.permissions import acknowledge_resources, allow, arn
 
 DESCRIBE_ACTIONS = [
     "ec2:DescribeAccountAttributes",
@@ -82,7 +82,6 @@ class EmrServiceRole(Construct):
         self._stack = cdk.Stack.of(self)
         self._requested = {"StringEquals": {f"aws:RequestTag/{INSTANCE_TAG}": instance_id}}
         self._tagged = {"StringEquals": {f"aws:ResourceTag/{INSTANCE_TAG}": instance_id}}
-        clusters = self._stack.format_arn(service="elasticmapreduce", resource="*")
         self.role = iam.Role(
             self,
             "Role",
@@ -91,7 +90,7 @@ class EmrServiceRole(Construct):
                 "elasticmapreduce.amazonaws.com",
                 conditions={
                     "StringEquals": {"aws:SourceAccount": self._stack.account},
-                    "ArnLike": {"aws:SourceArn": clusters},
+                    "ArnLike": {"aws:SourceArn": arn(self, "elasticmapreduce", "*")},
                 },
             ),
         )
@@ -143,16 +142,14 @@ class EmrServiceRole(Construct):
     def _allow(
         self, actions: Sequence[str], resources: Sequence[str], conditions: Mapping[str, Any] | None = None
     ) -> None:
-        self.role.add_to_policy(
-            iam.PolicyStatement(actions=list(actions), resources=list(resources), conditions=conditions)
-        )
+        allow(self.role, actions, resources, conditions)
 
     @property
     def _images(self) -> str:
-        return f"arn:{self._stack.partition}:ec2:{self._stack.region}::image/ami-*"
+        return arn(self, "ec2", "image/ami-*", account=False)
 
     def _arn(self, kind: str, name: str) -> str:
-        return self._stack.format_arn(service="ec2", resource=kind, resource_name=name)
+        return arn(self, "ec2", f"{kind}/{name}")
 
     def _acknowledge(self) -> None:
         made = [self._arn(kind, "*") for kind in (*MADE, "fleet")]

@@ -9,7 +9,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from stacks.constructs.function import Placement
+from stacks.foundation import foundation_of
 
 PULL_ACTIONS = [
     "ecr:BatchCheckLayerAvailability",
@@ -17,8 +17,6 @@ PULL_ACTIONS = [
     "ecr:GetAuthorizationToken",
     "ecr:GetDownloadUrlForLayer",
 ]
-
-
 CHANNELS = [
     "ssmmessages:CreateControlChannel",
     "ssmmessages:CreateDataChannel",
@@ -87,17 +85,9 @@ class Endpoints(Construct):
     Machines in other subnets reach the endpoints by private DNS names.
     """
 
-    def __init__(
-        self,
-        scope: Construct,
-        construct_id: str,
-        *,
-        services: Services,
-        placement: Placement,
-        security_group: ec2.SecurityGroup,
-    ) -> None:
-        super().__init__(scope, construct_id)
-        account = cdk.Stack.of(self).account
+    def __init__(self, scope: Construct, *, services: Services, security_group: ec2.SecurityGroup) -> None:
+        super().__init__(scope, "Endpoints")
+        account, placement = cdk.Stack.of(self).account, foundation_of(self).network.placement
         self.ids: list[str] = []
         for name, (service, actions) in services.items():
             endpoint = ec2.InterfaceVpcEndpoint(

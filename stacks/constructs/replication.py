@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import aws_cdk as cdk
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from stacks.constructs.copy_names import CopyNames
-from stacks.constructs.service_role import role_of_this_account
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.permissions import allow, role_of_this_account
+from stacks.instance_stack import resource
 
 
 class Replication(Construct):
@@ -39,9 +35,8 @@ class Replication(Construct):
         self.role = role_of_this_account(self, "Role", "s3")
         self._let_read(bucket, key, prefix)
         self._let_write(f"{target}/{prefix}*", f"{kms_arn}:key/*", to)
-        resource = bucket.node.default_child
-        assert isinstance(resource, s3.CfnBucket)  # noqa: S101
-        resource.replication_configuration = s3.CfnBucket.ReplicationConfigurationProperty(
+        copied = resource(bucket, s3.CfnBucket)
+        copied.replication_configuration = s3.CfnBucket.ReplicationConfigurationProperty(
             role=self.role.role_arn,
             rules=[
                 s3.CfnBucket.ReplicationRuleProperty(
@@ -68,25 +63,19 @@ class Replication(Construct):
     def _let_read(self, bucket: s3.Bucket, key: kms.IKey, prefix: str) -> None:
         stack = cdk.Stack.of(self)
         objects = bucket.arn_for_objects(f"{prefix}*")
-        self._allow(["s3:GetReplicationConfiguration", "s3:ListBucket"], bucket.bucket_arn)
+        allow(self.role, ["s3:GetReplicationConfiguration", "s3:ListBucket"], [bucket.bucket_arn])
         reads = ["ForReplication", "Acl", "Tagging"]
-        self._allow([f"s3:GetObjectVersion{one}" for one in reads], objects)
-        acknowledge_resources(self.role, [objects], "all objects of the instance are copied")
+        actions = [f"s3:GetObjectVersion{one}" for one in reads]
+        allow(self.role, actions, [objects], because="all objects of the instance are copied")
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.{stack.url_suffix}"}}
-        self._allow(["kms:Decrypt"], key.key_arn, by_s3)
+        allow(self.role, ["kms:Decrypt"], [key.key_arn], by_s3)
 
     def _let_write(self, objects: str, keys: str, to: CopyNames) -> None:
         writes = ["s3:ReplicateDelete", "s3:ReplicateObject", "s3:ReplicateTags"]
-        self._allow(writes, objects)
+        allow(self.role, writes, [objects], because="to where they are copied")
         only = {
             "StringEquals": {"kms:ViaService": f"s3.{to.region}.{cdk.Stack.of(self).url_suffix}"},
             "ForAnyValue:StringEquals": {"kms:ResourceAliases": to.alias},
         }
-        self._allow(["kms:Encrypt", "kms:GenerateDataKey"], keys, only)
-        acknowledge_resources(self.role, [objects], "to where they are copied")
-        acknowledge_resources(self.role, [keys], "the key of the copy, by its alias")
-
-    def _allow(self, actions: list[str], resource: str, conditions: Mapping[str, Any] | None = None) -> None:
-        self.role.add_to_policy(
-            iam.PolicyStatement(actions=actions, resources=[resource], conditions=conditions)
-        )
+        because = "the key of the copy, by its alias"
+        allow(self.role, ["kms:Encrypt", "kms:GenerateDataKey"], [keys], only, because=because)
