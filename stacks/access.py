@@ -14,7 +14,7 @@ from constructs import Construct
 
 from dormouse.settings.deployment import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
 from dormouse.settings.resources import FORWARDING, AccessResources
-from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints
+from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints, endpoints_group
 from stacks.constructs.permissions import acknowledge, acknowledge_resources, allow, arn
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.sleeping import only_while
@@ -102,7 +102,6 @@ class Access(Part):
         if access.endpoints == "existing":
             group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "Session Manager")
             return
-        ways = closed_group(self, "EndpointsGroup", self._placement.vpc, f"{self.title}: interface endpoints")
-        ways.connections.allow_from(group, ec2.Port.tcp(443), "from the host")
+        ways = endpoints_group(self, "interface endpoints", group, "from the host")
         endpoints = Endpoints(self.awake, services=SESSION_SERVICES, security_group=ways)
         host.node.add_dependency(endpoints)  # else the agent would fail first, and wait before its retry

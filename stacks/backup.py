@@ -11,9 +11,9 @@ from aws_cdk import aws_iam as iam
 
 from dormouse.settings.deployment import BackupSettings
 from dormouse.settings.resources import INSTANCE_TAG
-from stacks.constructs.copy_names import copy_names
 from stacks.constructs.permissions import acknowledge, role_of_this_account
 from stacks.constructs.retained import vault
+from stacks.copy import copy_names
 from stacks.foundation import UpperStack
 from stacks.part import Part
 

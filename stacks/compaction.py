@@ -36,7 +36,6 @@ SPARK_OBJECT_ACTIONS = [
     "s3:PutObject",
 ]
 CALL_SECONDS_MAX = 60
-CALL_MEMORY_MB = 256
 
 
 class Compaction(Part):
@@ -58,11 +57,11 @@ class Compaction(Part):
         )
         endpoint = self._create_endpoint()
         self._let_spark_work()
-        self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
-        report = self._database_function("Report", "report", "Releases the jobs that a run did not finish")
-        submit = self._call_function("Submit", "submit", "Submits a run to EMR")
-        follow = self._call_function("Follow", "follow", "Asks EMR for the state of a run")
-        cancel = self._call_function("Cancel", "cancel", "Cancels a run that takes too long")
+        self.create = self._database_function("Create", "Makes compaction jobs for a run")
+        report = self._database_function("Report", "Releases the jobs that a run did not finish")
+        submit = self._call_function("Submit", "Submits a run to EMR")
+        follow = self._call_function("Follow", "Asks EMR for the state of a run")
+        cancel = self._call_function("Cancel", "Cancels a run that takes too long")
         self.emr.allow_submit(submit)
         self.emr.allow_follow(follow)
         self.emr.allow_cancel(cancel)
@@ -137,11 +136,11 @@ class Compaction(Part):
         assets = (self._package, self._entry)
         allow(role, ["s3:GetObject"], [one.bucket.arn_for_objects(one.s3_object_key) for one in assets])
 
-    def _database_function(self, name: str, function: str, description: str) -> DatabaseFunction:
+    def _database_function(self, name: str, description: str) -> DatabaseFunction:
         return DatabaseFunction(
             self,
             name,
-            handler=f"lambdas.compaction.{function}",
+            handler=f"lambdas.compaction.{name.lower()}",
             description=description,
             memory_mb=self.compaction.memory_mb,
             timeout_seconds=self.compaction.timeout_seconds,
@@ -152,25 +151,22 @@ class Compaction(Part):
             run_minutes_max=self.compaction.run_minutes_max,
         )
 
-    def _call_function(self, name: str, function: str, description: str) -> Function:
+    def _call_function(self, name: str, description: str) -> Function:
         return Function(
             self,
             name,
             assets=self.foundation.assets,
-            handler=f"lambdas.runs.{function}",
+            handler=f"lambdas.runs.{name.lower()}",
             description=description,
-            memory_mb=CALL_MEMORY_MB,
             timeout_seconds=CALL_SECONDS_MAX,
-            environment=RunsEnvironment.variables(
-                instance_id=self.settings.id,
-                engine=self.compaction.engine,
-                dsn=self.foundation.database.dsn(self.stack, RUN_ROLE),
-                objects=self.foundation.storage.objects,
-                archive=self._package.s3_object_url,
-                entry=self._entry.s3_object_url,
-                run_minutes_max=self.compaction.run_minutes_max,
-                **self.emr.values,
-            ),
+            environment=RunsEnvironment,
+            engine=self.compaction.engine,
+            dsn=self.foundation.database.dsn(self.stack, RUN_ROLE),
+            objects=self.foundation.storage.objects,
+            archive=self._package.s3_object_url,
+            entry=self._entry.s3_object_url,
+            run_minutes_max=self.compaction.run_minutes_max,
+            **self.emr.values,
         )
 
     def _tell(self, *, has_endpoint: bool) -> None:

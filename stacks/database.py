@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,16 +19,17 @@ from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import PREFIX, DatabaseResources
 from stacks.assets import Assets
 from stacks.constructs.database_guard import guard
-from stacks.constructs.database_proxy import PORT as PROXY_PORT
-from stacks.constructs.database_proxy import DatabaseProxy, user_arns
 from stacks.constructs.permissions import acknowledge, allow, arn
 from stacks.constructs.retained import key_of, log_group
-from stacks.constructs.security_group import closed_group
+from stacks.constructs.security_group import closed_group, let_clients_in
 from stacks.instance_stack import KEPT, InstanceStack, resource
 from stacks.network import NetworkStack
 
 PORT = 5433
 """The port of the clusters. It is not PostgreSQL's default, which scanners try first."""
+
+PROXY_PORT = 5432
+"""The port of every RDS Proxy."""
 
 NAME = "dormouse"
 ROWS_NAME = "dormouse_rows"
@@ -59,6 +62,14 @@ Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "ke
 """
 
 
+def user_arn(scope: Construct, resource_id: str, user: str) -> str:
+    """Returns the ARN of a database user for the IAM action `rds-db:connect`.
+
+    `resource_id` is the resource id of the cluster or of the proxy to which the user connects.
+    """
+    return arn(scope, "rds-db", f"dbuser:{resource_id}/{user}")
+
+
 class DatabaseStack(InstanceStack):
     """The stack of the database. Database roles log in with IAM tokens over TLS.
 
@@ -71,6 +82,7 @@ class DatabaseStack(InstanceStack):
     ) -> None:
         super().__init__(scope, "database", settings, description="database", stateful=True)
         self.placement = network.placement
+        self._facts = f"{PREFIX}/{settings.id}/database"
         self._engine = rds.DatabaseClusterEngine.aurora_postgres(
             version=rds.AuroraPostgresEngineVersion.of(settings.database.engine_version, "17")
         )
@@ -78,30 +90,18 @@ class DatabaseStack(InstanceStack):
         self.security_group = closed_group(
             self, "SecurityGroup", self.placement.vpc, f"{self.stack_name}: cluster and proxy"
         )
-        self._facts = f"{PREFIX}/{settings.id}/database"
-        self._let_clients_in()
+        let_clients_in(self.security_group, self.client_ports, settings.database)
         self.cluster = self._cluster()
         self._keep_logs()
         self.row_clusters = self._row_clusters()
         guard(self, self.cluster, self.row_clusters, assets)
-        self.proxy = (
-            DatabaseProxy(
-                self,
-                "Proxy",
-                cluster=self.cluster,
-                users=ROLES,
-                placement=self.placement,
-                security_group=self.security_group,
-            )
-            if settings.database.proxy
-            else None
-        )
+        self.proxy = self._create_proxy() if settings.database.proxy else None
         self._tell()
 
     @property
     def port(self) -> int:
         """The port for clients: that of the proxy, or of the cluster when there is none."""
-        return PORT if self.proxy is None else self.proxy.port
+        return PORT if self.proxy is None else PROXY_PORT
 
     def fact(self, stack: cdk.Stack, name: Fact) -> str:
         """Returns a fact about this database for use in another stack.
@@ -163,7 +163,7 @@ class DatabaseStack(InstanceStack):
         resources = [self.fact(stack, "login")]
         if to_rows:
             resources += self._row_facts(stack, "resource")
-        return [user for one in resources for user in user_arns(stack, one, [role])]
+        return [user_arn(stack, one, role) for one in resources]
 
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
@@ -179,14 +179,13 @@ class DatabaseStack(InstanceStack):
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
         """Allows a security group and an IAM role to connect to the clusters as the master user.
 
-        They connect directly, not through an RDS Proxy.
-
-        The IAM role may also log in with a token instead of the password.
+        They connect directly, not through an RDS Proxy. The IAM role may also log in with a token instead of
+        the password.
         """
         stack = cdk.Stack.of(grantee)
         resources = [self.fact(stack, "resource"), *self._row_facts(stack, "resource")]
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
-        users = [user for one in resources for user in user_arns(stack, one, [ADMINISTRATOR])]
+        users = [user_arn(stack, one, ADMINISTRATOR) for one in resources]
         allow(grantee, ["rds-db:connect"], users)
 
     @property
@@ -199,14 +198,6 @@ class DatabaseStack(InstanceStack):
         if has_proxy and rows is not None and rows.own_clusters:
             return ec2.Port.tcp_range(PROXY_PORT, PORT)
         return ec2.Port.tcp(PROXY_PORT if has_proxy else PORT)
-
-    def _let_clients_in(self) -> None:
-        """Opens the database to the clients in the settings."""
-        settings, port = self.settings.database, self.client_ports
-        for cidr in settings.client_cidrs:
-            self.security_group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
-        for client in settings.client_security_groups:
-            self.security_group.add_ingress_rule(ec2.Peer.security_group_id(client), port, "clients")
 
     def _row_facts(self, stack: cdk.Stack, name: str) -> list[str]:
         """Returns a fact about each cluster that only indexes row tables."""
@@ -221,7 +212,7 @@ class DatabaseStack(InstanceStack):
         stack.add_stack_dependency(self, "parameters of the database")
         return ssm.StringParameter.value_for_string_parameter(stack, f"{self._facts}/{name}")
 
-    def _write_facts(self, construct_id: str, below: str, facts: Mapping[str, str]) -> None:
+    def _write_facts(self, construct_id: str, below: str, facts: Mapping[Any, str]) -> None:
         scope = Construct(self, construct_id)
         for name, value in facts.items():
             path = f"{self._facts}/{below}{name}"
@@ -230,15 +221,17 @@ class DatabaseStack(InstanceStack):
     def _cluster(self) -> rds.DatabaseCluster:
         settings = self.settings.database
         names = ["Writer", *(f"Reader{number}" for number in range(1, settings.readers + 1))]
-        writer, *readers = [self._instance(name) for name in names]
+        serverless = settings if isinstance(settings, ServerlessDatabase) else None
+        instance_class = None if isinstance(settings, ServerlessDatabase) else settings.instance_class
+        writer, *readers = [self._instance(name, instance_class) for name in names]
         pause_seconds = settings.pause_after_seconds
         cluster = self._create_cluster(
             self,
             "Cluster",
             writer=writer,
             readers=readers,
-            serverless_v2_min_capacity=settings.min_acu if isinstance(settings, ServerlessDatabase) else None,
-            serverless_v2_max_capacity=settings.max_acu if isinstance(settings, ServerlessDatabase) else None,
+            serverless_v2_min_capacity=serverless.min_acu if serverless else None,
+            serverless_v2_max_capacity=serverless.max_acu if serverless else None,
             serverless_v2_auto_pause_duration=cdk.Duration.seconds(pause_seconds) if pause_seconds else None,
             default_database_name=NAME,
             parameter_group=self._parameters(self, f"Dormouse {self.settings.id}"),
@@ -270,7 +263,7 @@ class DatabaseStack(InstanceStack):
             cluster = self._create_cluster(
                 scope,
                 f"Cluster{number}",
-                writer=self._serverless("Writer"),
+                writer=self._instance("Writer"),
                 serverless_v2_min_capacity=0,
                 serverless_v2_max_capacity=rows.max_acu,
                 serverless_v2_auto_pause_duration=cdk.Duration.seconds(300),
@@ -335,13 +328,29 @@ class DatabaseStack(InstanceStack):
             },
         )
 
-    def _serverless(self, name: str) -> rds.IClusterInstance:
-        return rds.ClusterInstance.serverless_v2(
-            name,
-            scale_with_writer=True,  # a reader that takes over must have the size of the writer
-            auto_minor_version_upgrade=self.settings.database.minor_upgrades,
-            preferred_maintenance_window=self.settings.database.maintenance_window,
-            publicly_accessible=False,
+    def _create_proxy(self) -> rds.DatabaseProxy:
+        """Creates an RDS Proxy, which uses IAM tokens and stores no passwords.
+
+        It has the security group of the cluster, so that clients need no change when it comes or goes. Its
+        name differs for other subnets: with these, the proxy is replaced.
+        """
+        scope = Construct(self, "Proxy")
+        role = iam.Role(scope, "Role", assumed_by=iam.ServicePrincipal("rds.amazonaws.com"))
+        cluster_id = self.cluster.cluster_resource_identifier
+        allow(role, ["rds-db:connect"], [user_arn(self, cluster_id, user) for user in ROLES])
+        subnets = json.dumps(self.resolve([subnet.subnet_id for subnet in self.placement.subnets]))
+        return rds.DatabaseProxy(
+            scope,
+            "Proxy",
+            db_proxy_name=f"{self.stack_name}-{hashlib.sha256(subnets.encode()).hexdigest()[:6]}",
+            proxy_target=rds.ProxyTarget.from_cluster(self.cluster),
+            default_auth_scheme=rds.DefaultAuthScheme.IAM_AUTH,
+            iam_auth=True,
+            require_tls=True,
+            role=role,
+            vpc=self.placement.vpc,
+            vpc_subnets=self.placement.selection,
+            security_groups=[self.security_group],
         )
 
     @staticmethod
@@ -368,18 +377,18 @@ class DatabaseStack(InstanceStack):
         for name in ("DatabaseName", "MasterUsername", "StorageEncrypted"):
             created.add_property_deletion_override(name)
 
-    def _instance(self, name: str) -> rds.IClusterInstance:
+    def _instance(self, name: str, instance_class: str | None = None) -> rds.IClusterInstance:
+        """Returns a writer or a reader: serverless, unless it has a class."""
         # CloudFormation sends a version only when the settings change it, so that upgrades by AWS stay.
-        settings = self.settings.database
-        if isinstance(settings, ServerlessDatabase):
-            return self._serverless(name)
-        return rds.ClusterInstance.provisioned(
-            name,
-            instance_type=ec2.InstanceType(settings.instance_class),
-            auto_minor_version_upgrade=settings.minor_upgrades,
-            preferred_maintenance_window=settings.maintenance_window,
-            publicly_accessible=False,
-        )
+        common: dict[str, Any] = {
+            "auto_minor_version_upgrade": self.settings.database.minor_upgrades,
+            "preferred_maintenance_window": self.settings.database.maintenance_window,
+            "publicly_accessible": False,
+        }
+        if instance_class is None:
+            # a reader that takes over must have the size of the writer
+            return rds.ClusterInstance.serverless_v2(name, scale_with_writer=True, **common)
+        return rds.ClusterInstance.provisioned(name, instance_type=ec2.InstanceType(instance_class), **common)
 
     def _keep_logs(self) -> None:
         """Creates the log group of the cluster. Otherwise RDS would create one whose entries never expire."""
@@ -391,12 +400,12 @@ class DatabaseStack(InstanceStack):
 
     def _tell(self) -> None:
         cluster, proxy = self.cluster, self.proxy
-        facts: Mapping[Fact, str] = {
+        facts: dict[Fact, str] = {
             "cluster": cluster.cluster_identifier,
             "resource": cluster.cluster_resource_identifier,
             "endpoint": cluster.cluster_endpoint.hostname,
             "host": cluster.cluster_endpoint.hostname if proxy is None else proxy.endpoint,
-            "login": cluster.cluster_resource_identifier if proxy is None else proxy.resource_id,
+            "login": cluster.cluster_resource_identifier if proxy is None else _proxy_id(proxy),
             "secret": _secret_arn(cluster),
             "key": self.key.key_arn,
         }
@@ -421,3 +430,8 @@ def _secret_arn(cluster: rds.DatabaseCluster) -> str:
     """Returns the ARN of the secret with the password of the master user."""
     assert cluster.secret is not None  # noqa: S101
     return cluster.secret.secret_arn
+
+
+def _proxy_id(proxy: rds.DatabaseProxy) -> str:
+    """Returns the resource id of an RDS Proxy."""
+    return cdk.Fn.select(6, cdk.Fn.split(":", proxy.db_proxy_arn))

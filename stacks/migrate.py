@@ -29,7 +29,6 @@ from stacks.storage import DATA_PREFIX
 RESOURCE_TYPE = "Custom::DormouseMigration"
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
-BEGIN_MEMORY_MB = 256
 BEGIN_SECONDS_MAX = 60 + ACTIVE_SECONDS_MAX
 """The first lambda waits until the second is active."""
 
@@ -97,10 +96,9 @@ class MigrateStack(UpperStack):
             description="Migrates the database",
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=MigrateEnvironment.variables(
-                instance_id=self.settings.id, objects=foundation.storage.objects
-            ),
+            environment=MigrateEnvironment,
             placement=foundation.network.placement,
+            objects=foundation.storage.objects,
         )
         _once(lambda_)
         foundation.database.let_in_as_administrator(lambda_.security_group, lambda_.role)
@@ -117,11 +115,9 @@ class MigrateStack(UpperStack):
             assets=self.foundation.assets,
             handler="lambdas.migrate.begin",
             description="Gets the login of the master user for the migrations",
-            memory_mb=BEGIN_MEMORY_MB,
             timeout_seconds=BEGIN_SECONDS_MAX,
-            environment=BeginMigrationEnvironment.variables(
-                instance_id=self.settings.id, migrate_function=migrating.function.function_name
-            ),
+            environment=BeginMigrationEnvironment,
+            migrate_function=migrating.function.function_name,
         )
         role, fact = begin.role, database.fact
         secrets = [fact(self, "secret"), *(one["secret"] for one in database.row_cluster_facts(self))]

@@ -11,7 +11,6 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda_event_sources as event_sources
 
 from dormouse.settings.deployment import MonitoringSettings, PauseSettings
-from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import (
     PauseResources,
     Resources,
@@ -33,7 +32,6 @@ LOOK_SECONDS = 540
 """The time after which SQS delivers a message again. It does so until the desired state is reached."""
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
-MEMORY_MB = 256
 MESSAGE_DAYS = 1
 """The number of days for which a message is delivered again. Then it becomes a dead letter, which raises an
 alarm."""
@@ -70,9 +68,7 @@ class Pause(Part):
             assets=self.foundation.assets,
             handler="lambdas.pause.handler",
             description="Keeps the instance paused or running, according to the desired state",
-            memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=Environment.variables(instance_id=self.settings.id),
         )
         role = self._function.role
         allow(role, ["rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"], [cluster_arn])

@@ -7,6 +7,8 @@ them the name, the token and the security groups that clients use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
@@ -14,22 +16,25 @@ from aws_cdk import aws_elasticloadbalancingv2 as elbv2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_route53 as route53
 from aws_cdk import aws_route53_targets as targets
+from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from dormouse.settings.database import QuerySettings
 from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import QueryResources
-from stacks.constructs.endpoints import TASK_SERVICES, Endpoints
-from stacks.constructs.fargate import fargate_cluster, fargate_service
+from dormouse.settings.service import SERVICE_PREFIX
+from stacks.constructs.endpoints import TASK_SERVICES, Endpoints, endpoints_group
+from stacks.constructs.fargate import STOP_SECONDS, fargate_cluster, fargate_service, fargate_task
 from stacks.constructs.function import Placement
 from stacks.constructs.monitors import Awake, Monitors
-from stacks.constructs.permissions import allow
-from stacks.constructs.query_task import PORT, QueryTask
-from stacks.constructs.security_group import closed_group
+from stacks.constructs.permissions import acknowledge, allow
+from stacks.constructs.security_group import closed_group, group_with_s3, let_clients_in
 from stacks.constructs.sleeping import only_while
-from stacks.foundation import UpperStack
+from stacks.database import READ_ROLE, RUN_ROLE
+from stacks.foundation import UpperStack, foundation_of
+from stacks.instance_stack import title
 from stacks.part import Part
-from stacks.storage import BALANCER_LOGS
+from stacks.storage import BALANCER_LOGS, CHANGE_ACTIONS
 
 SERVICE = "query"
 """The name of the service in its cluster. It is constant because metrics and commands use it."""
@@ -38,6 +43,11 @@ HEALTH_PATH = "/health"
 """The path of health checks. It does not query the database, and so does not keep the database awake."""
 
 STARTS_SECONDS_MAX = 120
+PORT = 8088
+STOP_SPARE_SECONDS = 10
+
+TOKEN_CHARACTERS = 43
+"""The length of a token: 43 of 62 characters make 256 bits."""
 
 
 class Query(Part):
@@ -50,7 +60,7 @@ class Query(Part):
         super().__init__(stack, "query")
         self._query = query
         self._placement = self.foundation.network.placement
-        self.task = QueryTask(self, "Task", query=query)
+        self.task = _Task(self, "Task", query=query)
         self.cluster = fargate_cluster(
             self, "AWS/ECS and AWS/ApplicationELB have CPU, memory and requests for free"
         )
@@ -59,7 +69,11 @@ class Query(Part):
         zone = route53.PrivateHostedZone(
             self, "Zone", vpc=self._placement.vpc, zone_name=query.host_of(self.settings.id)
         )
-        self.endpoints_group = endpoints = self._endpoints_group()
+        self.endpoints_group = endpoints = (
+            endpoints_group(self, "interface endpoints", self.task.security_group, "from the tasks")
+            if query.endpoints != "existing"
+            else None
+        )
         self.awake = Construct(self, "Awake")
         self._service = self._wake(clients, zone, endpoints)
         only_while(stack.is_running, self.awake)
@@ -97,25 +111,8 @@ class Query(Part):
     def _clients(self) -> ec2.SecurityGroup:
         """Creates the security group of the load balancer, which is open to the clients in the settings."""
         group = closed_group(self, "BalancerGroup", self._placement.vpc, f"{self.title}: load balancer")
-        port = ec2.Port.tcp(self._query.port)
-        for cidr in self._query.client_cidrs:
-            group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
-        for client in self._query.client_security_groups:
-            group.add_ingress_rule(ec2.Peer.security_group_id(client), port, "clients")
+        let_clients_in(group, ec2.Port.tcp(self._query.port), self._query)
         group.connections.allow_to(self.task.security_group, ec2.Port.tcp(PORT), "to the tasks")
-        return group
-
-    def _endpoints_group(self) -> ec2.SecurityGroup | None:
-        """Creates the security group of the interface endpoints.
-
-        Returns None if the VPC has its own endpoints.
-        """
-        if self._query.endpoints == "existing":
-            return None
-        group = closed_group(
-            self, "EndpointsGroup", self._placement.vpc, f"{self.title}: interface endpoints"
-        )
-        group.connections.allow_from(self.task.security_group, ec2.Port.tcp(443), "from the tasks")
         return group
 
     def _wake(
@@ -200,3 +197,62 @@ class Query(Part):
 def one_in_each_zone(placement: Placement) -> list[ec2.ISubnet]:
     """Returns one subnet for each zone, since a load balancer accepts no more."""
     return list({subnet.availability_zone: subnet for subnet in reversed(placement.subnets)}.values())[::-1]
+
+
+class _Task(Construct):
+    """A task definition with its roles. `token` is the secret with the token that clients also need."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, query: QuerySettings) -> None:
+        super().__init__(scope, construct_id)
+        foundation = foundation_of(self)
+        self.security_group = group_with_s3(self, foundation.network.placement.vpc, f"{title(self)}: tasks")
+        self.token = secretsmanager.Secret(
+            self,
+            "Token",
+            description=f"Dormouse {foundation.settings.id}: the token of the query service",
+            generate_secret_string=secretsmanager.SecretStringGenerator(
+                password_length=TOKEN_CHARACTERS, exclude_punctuation=True
+            ),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        acknowledge(
+            self.token,
+            "AwsSolutions-SMG4",
+            "clients have it too, so a rotation must also update them and restart the tasks",
+        )
+        rows = foundation.settings.rows
+        job_threads = rows.job_threads if rows else 0
+        task = fargate_task(
+            self,
+            "query",
+            cpu=query.cpu,
+            memory_mb=query.memory_mb,
+            disk_gb=query.disk_gb,
+            roles=("Starts the tasks of the query service", "The query service"),
+            database_role=RUN_ROLE if job_threads else READ_ROLE,
+            object_actions=CHANGE_ACTIONS if job_threads else ["s3:GetObject"],
+            security_group=self.security_group,
+            environment=_environment(query, job_threads),
+            image=query.image,
+            log_days=query.log_days,
+            secrets={f"{SERVICE_PREFIX}TOKEN": ecs.Secret.from_secrets_manager(self.token)},
+            port_mappings=[ecs.PortMapping(container_port=PORT)],
+        )
+        self.definition = task.definition
+
+
+def _environment(query: QuerySettings, job_threads: int) -> Mapping[str, str]:
+    """Returns the environment variables of `dormouse serve`, without the token."""
+    limits = {
+        "QUERIES_MAX": query.queries_max,
+        "ROWS_MAX": query.rows_max,
+        "BYTES_MAX": query.bytes_max,
+        "SECONDS_MAX": query.seconds_max,
+        "SHUTDOWN_SECONDS_MAX": STOP_SECONDS - STOP_SPARE_SECONDS,
+        "JOB_THREADS": job_threads or None,
+    }
+    return {
+        f"{SERVICE_PREFIX}HOST": "0.0.0.0",  # noqa: S104
+        f"{SERVICE_PREFIX}PORT": str(PORT),
+        **{f"{SERVICE_PREFIX}{name}": str(most) for name, most in limits.items() if most is not None},
+    }

@@ -12,10 +12,9 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
-from stacks.constructs.copy_names import copy_names
 from stacks.constructs.permissions import acknowledge_resources, allow
-from stacks.constructs.replication import Replication
 from stacks.constructs.retained import access_logs, key_of, private_bucket
+from stacks.copy import Replication, copy_names
 from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
@@ -47,9 +46,7 @@ class StorageStack(InstanceStack):
         )
         self.objects = f"s3://{self.data_bucket.bucket_name}/{DATA_PREFIX}"
         if (copy := copy_names(settings)) is not None:
-            Replication(
-                self, "Replication", bucket=self.data_bucket, key=self.key, prefix=f"{DATA_PREFIX}/", to=copy
-            )
+            Replication(self, bucket=self.data_bucket, key=self.key, prefix=f"{DATA_PREFIX}/", to=copy)
         self._export()
 
     def allow_objects(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str]) -> None:
@@ -59,20 +56,13 @@ class StorageStack(InstanceStack):
         """
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
         key_actions = ["kms:Decrypt", *(["kms:GenerateDataKey"] if "s3:PutObject" in actions else [])]
-        for allowed, resource, conditions in (
-            (list(actions), f"{self.data_bucket.bucket_arn}/{DATA_PREFIX}/*", None),
-            (["s3:ListBucket"], self.data_bucket.bucket_arn, None),
-            (key_actions, self.key.key_arn, by_s3),
-        ):
-            allow(grantee, allowed, [resource], conditions)
-        self._acknowledge_below(grantee, DATA_PREFIX)
+        self.allow_below(grantee, actions, DATA_PREFIX)
+        allow(grantee, ["s3:ListBucket"], [self.data_bucket.bucket_arn])
+        allow(grantee, key_actions, [self.key.key_arn], by_s3)
 
-    def allow_below(self, role: iam.Role, actions: Sequence[str], folder: str) -> None:
+    def allow_below(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str], folder: str) -> None:
         """Allows actions on the objects below one folder of the data bucket."""
-        allow(role, actions, [self.data_bucket.arn_for_objects(f"{folder}/*")])
-        self._acknowledge_below(role, folder)
-
-    def _acknowledge_below(self, grantee: iam.Role | iam.ManagedPolicy, folder: str) -> None:
+        allow(grantee, actions, [self.data_bucket.arn_for_objects(f"{folder}/*")])
         exported = self.export_value(self.data_bucket.bucket_arn)  # as grantees in other stacks refer to it
         because = "these objects, and nothing else, are below this prefix"
         acknowledge_resources(grantee, [f"{exported}/{folder}/*"], because)

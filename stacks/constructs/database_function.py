@@ -16,8 +16,7 @@ from stacks.foundation import foundation_of
 class DatabaseFunction(Function):
     """A lambda in the VPC that uses the database and the objects.
 
-    It logs in as `database_role`, and may do `object_actions` on the instance's objects. `environment` is the
-    class that describes its environment variables, and `values` are those that only this lambda has.
+    It logs in as `database_role`, and may do `object_actions` on the instance's objects.
     """
 
     def __init__(
@@ -44,13 +43,11 @@ class DatabaseFunction(Function):
             description=description,
             memory_mb=memory_mb,
             timeout_seconds=timeout_seconds,
-            environment=environment.variables(
-                instance_id=foundation.settings.id,
-                dsn=database.dsn(cdk.Stack.of(scope), database_role),
-                objects=storage.objects,
-                **values,
-            ),
+            environment=environment,
             placement=foundation.network.placement,
+            dsn=database.dsn(cdk.Stack.of(scope), database_role),
+            objects=storage.objects,
+            **values,
         )
         database.let_in(database_role, self.security_group, self.role)
         storage.allow_objects(self.role, object_actions)

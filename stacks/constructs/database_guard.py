@@ -12,7 +12,6 @@ import jsii
 from aws_cdk import aws_rds as rds
 from constructs import Construct
 
-from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import state_parameter
 from stacks.assets import Assets
 from stacks.constructs.function import Function
@@ -21,7 +20,6 @@ from stacks.instance_stack import InstanceStack
 
 RESOURCE_TYPE = "Custom::DormouseDatabaseGuard"
 SECONDS_MAX = 60
-MEMORY_MB = 256
 
 
 def guard(
@@ -43,9 +41,7 @@ def guard(
         name="guard",
         handler="lambdas.pause.guard",
         description="Keeps deploys from a database that is stopped",
-        memory_mb=MEMORY_MB,
         timeout_seconds=SECONDS_MAX,
-        environment=Environment.variables(instance_id=settings.id),
     )
     role = lambda_.role
     allow(role, ["ssm:GetParameter"], [arn(stack, "ssm", f"parameter{state_parameter(settings.id)}")])

@@ -5,7 +5,7 @@ The submitting lambda creates clusters. CloudFormation could not create a cluste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aws_cdk as cdk
@@ -17,10 +17,9 @@ from constructs import Construct
 
 from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
-from stacks.constructs.emr_service_role import EmrServiceRole
 from stacks.constructs.endpoints import Endpoints, emr_services
 from stacks.constructs.function import Function, Placement
-from stacks.constructs.permissions import acknowledge, allow, arn
+from stacks.constructs.permissions import acknowledge, acknowledge_resources, allow, arn, service_role
 from stacks.constructs.security_group import closed_group, let_out_to_s3
 from stacks.foundation import foundation_of
 from stacks.instance_stack import title
@@ -39,6 +38,48 @@ SPARK_PROPERTIES = {
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
 """Properties that encrypt the data that executors exchange and spill. YARN makes the secrets for each run."""
+DESCRIBE_ACTIONS = [
+    "ec2:DescribeAccountAttributes",
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribeDhcpOptions",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstances",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeNetworkAcls",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumeStatus",
+    "ec2:DescribeVolumes",
+    "ec2:DescribeVpcAttribute",
+    "ec2:DescribeVpcEndpoints",
+    "ec2:DescribeVpcs",
+]
+LAUNCH_ACTIONS = [
+    "ec2:CreateFleet",
+    "ec2:CreateLaunchTemplate",
+    "ec2:CreateLaunchTemplateVersion",
+    "ec2:RunInstances",
+]
+RULE_ACTIONS = [
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:RevokeSecurityGroupEgress",
+    "ec2:RevokeSecurityGroupIngress",
+]
+KEY_ACTIONS = [
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:Encrypt",
+    "kms:GenerateDataKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+]
+MADE = ("instance", "launch-template", "network-interface", "volume")
 
 
 class EmrEc2(Construct):
@@ -60,9 +101,11 @@ class EmrEc2(Construct):
         self._instance_id = instance_id = foundation.settings.id
         self._clusters = arn(self, "elasticmapreduce", "cluster/*")
         placement, key = foundation.network.placement, foundation.storage.key
-        self._primary = self._security_group("Primary", placement)
-        self._core = self._security_group("Core", placement)
-        self._service = self._security_group("ServiceAccess", placement)
+        groups = [
+            closed_group(self, name, placement.vpc, f"{title(self)}: EMR {name}")
+            for name in ("Primary", "Core", "ServiceAccess")
+        ]
+        self._primary, self._core, self._service = groups
         self.security_groups = (self._primary, self._core)
         self._connect()
         self.role = iam.Role(
@@ -72,16 +115,7 @@ class EmrEc2(Construct):
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
         self._profile = iam.InstanceProfile(self, "Profile", role=self.role)
-        service_role = EmrServiceRole(
-            self,
-            "Service",
-            instance_id=instance_id,
-            placement=placement,
-            security_groups=(self._primary, self._core, self._service),
-            instance_role=self.role,
-            key=key,
-        )
-        self._service_role = service_role.role
+        self._service_role = _ServiceRole(Construct(self, "Service"), groups, self.role).role
         self._security = self._security_configuration(key)
         template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
         self.values = {"cluster_name": cluster_name(instance_id), "cluster_template": template}
@@ -145,9 +179,6 @@ class EmrEc2(Construct):
         because = "the clusters with the tag of this instance"
         every = [f"elasticmapreduce:{action}" for action in actions]
         allow(grantee, every, [self._clusters], ours, because=because)
-
-    def _security_group(self, name: str, placement: Placement) -> ec2.SecurityGroup:
-        return closed_group(self, name, placement.vpc, f"{title(self)}: EMR {name}")
 
     def _connect(self) -> None:
         """Adds the rules of the security groups that EMR would otherwise add itself, and the rule for S3."""
@@ -222,6 +253,84 @@ class EmrEc2(Construct):
         if isinstance(compaction, EmrStepsCompaction):
             request["AutoTerminationPolicy"] = {"IdleTimeout": compaction.idle_minutes * 60}
         return request
+
+
+class _ServiceRole:
+    """The service role of EMR, with which it creates and ends machines, but only for this instance.
+
+    It has the managed policy AmazonEMRServicePolicy_v2 without the unused parts. The managed policy restricts
+    resources by a tag of its own. This role restricts them by exact ARN if they have one, else by the
+    instance's tag. Clusters have that tag, and EMR puts it on everything that it creates.
+    """
+
+    def __init__(self, scope: Construct, groups: Sequence[ec2.SecurityGroup], runs: iam.Role) -> None:
+        self._scope, foundation = scope, foundation_of(scope)
+        storage, placement = foundation.storage, foundation.network.placement
+        self._requested = {"StringEquals": {f"aws:RequestTag/{INSTANCE_TAG}": foundation.settings.id}}
+        self._tagged = {"StringEquals": {f"aws:ResourceTag/{INSTANCE_TAG}": foundation.settings.id}}
+        self.role = service_role(
+            scope,
+            "Role",
+            "elasticmapreduce",
+            sources=arn(scope, "elasticmapreduce", "*"),
+            description="EMR, for clusters on EC2",
+        )
+        allowed = [self._arn("security-group", one.security_group_id) for one in groups]
+        subnets = [self._arn("subnet", subnet.subnet_id) for subnet in placement.subnets]
+        allow(self.role, [*LAUNCH_ACTIONS, "ec2:CreateNetworkInterface"], [*subnets, *allowed])
+        self._allow_machines()
+        self._allow_tags()
+        allow(self.role, RULE_ACTIONS, allowed)
+        to_ec2 = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+        allow(self.role, ["iam:PassRole"], [runs.role_arn], to_ec2)
+        keys = [storage.key.key_arn]
+        allow(self.role, KEY_ACTIONS, keys)
+        allow(self.role, ["kms:CreateGrant"], keys, {"Bool": {"kms:GrantIsForAWSResource": "true"}})
+        allow(self.role, DESCRIBE_ACTIONS, ["*"])
+        self._acknowledge()
+
+    def _allow_machines(self) -> None:
+        templates, instances = self._arn("launch-template", "*"), self._arn("instance", "*")
+        volumes, interfaces = self._arn("volume", "*"), self._arn("network-interface", "*")
+        allow(
+            self.role,
+            ["ec2:CreateFleet", "ec2:CreateLaunchTemplateVersion", "ec2:RunInstances"],
+            [templates],
+            self._tagged,
+        )
+        allow(self.role, ["ec2:CreateLaunchTemplate"], [templates], self._requested)
+        allow(self.role, ["ec2:CreateFleet", "ec2:RunInstances"], [instances, volumes], self._requested)
+        allow(self.role, LAUNCH_ACTIONS, [interfaces, self._images, self._arn("fleet", "*")])
+        allow(self.role, ["ec2:CreateNetworkInterface"], [interfaces], self._requested)
+        allow(
+            self.role,
+            ["ec2:DeleteLaunchTemplate", "ec2:DeleteNetworkInterface", "ec2:ModifyInstanceAttribute",
+             "ec2:TerminateInstances"],
+            [templates, interfaces, instances],
+            self._tagged,
+        )  # fmt: skip
+
+    def _allow_tags(self) -> None:
+        made = [self._arn(kind, "*") for kind in MADE]
+        allow(self.role, ["ec2:CreateTags", "ec2:DeleteTags"], made, self._tagged)
+        creating = ["CreateFleet", "CreateLaunchTemplate", "CreateNetworkInterface", "RunInstances"]
+        allow(self.role, ["ec2:CreateTags"], made, {"StringEquals": {"ec2:CreateAction": creating}})
+
+    @property
+    def _images(self) -> str:
+        return arn(self._scope, "ec2", "image/ami-*", account=False)
+
+    def _arn(self, kind: str, name: str) -> str:
+        return arn(self._scope, "ec2", f"{kind}/{name}")
+
+    def _acknowledge(self) -> None:
+        made = [self._arn(kind, "*") for kind in (*MADE, "fleet")]
+        reason = "EMR chooses the names; only resources with the instance's tag or in its subnets are allowed"
+        acknowledge_resources(self.role, made, reason)
+        acknowledge_resources(self.role, [self._images], "EMR chooses its image")
+        acknowledge_resources(
+            self.role, ["*"], "the actions that describe EC2 support no resource-level permissions"
+        )
 
 
 def _fleets(instance_types: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
@@ -11,6 +12,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
+from dormouse.settings.lambdas import Environment
 from stacks.assets import Assets
 from stacks.constructs.permissions import acknowledge, allow, arn
 from stacks.constructs.retained import log_group
@@ -47,8 +49,9 @@ class Function(Construct):
     """A lambda that may only write logs and traces, and do what `allow` adds for its role.
 
     `handler` is the name of a function in the lambda package that it names: `lambdas.<package>.<function>`.
-    `name` is the name in logs, by default that of the package. With a `placement`, the lambda is in the VPC,
-    and its `security_group` leads only to S3.
+    `name` is the name in logs, by default that of the package. `environment` is the class that describes its
+    environment variables, and `values` are their values except the instance's id. With a `placement`, the
+    lambda is in the VPC, and its `security_group` leads only to S3.
     """
 
     def __init__(
@@ -59,25 +62,26 @@ class Function(Construct):
         assets: Assets,
         handler: str,
         description: str,
-        memory_mb: int,
+        memory_mb: int = 256,
         timeout_seconds: int,
-        environment: Mapping[str, str],
+        environment: type[Environment] = Environment,
         name: str | None = None,
         placement: Placement | None = None,
+        **values: Any,
     ) -> None:
         super().__init__(scope, construct_id)
         logs = log_group(self, "Logs", days=LOG_DAYS)
         self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
         logs.grant_write(self.role)
         self._group = self._placed(placement) if placement else None
-        package = handler.split(".")[1]
+        package, stack = handler.split(".")[1], stack_of(self)
         self.function = lambda_.Function(
             self,
             "Function",
             code=assets.lambda_code(package),
             handler=handler,
             runtime=RUNTIME,
-            architecture=ARCHITECTURES[stack_of(self).settings.architecture],
+            architecture=ARCHITECTURES[stack.settings.architecture],
             description=description,
             memory_size=memory_mb,
             timeout=cdk.Duration.seconds(timeout_seconds),
@@ -88,7 +92,7 @@ class Function(Construct):
                 "POWERTOOLS_SERVICE_NAME": name or package,
                 "POWERTOOLS_METRICS_NAMESPACE": METRICS_NAMESPACE,
                 "POWERTOOLS_LOG_LEVEL": "INFO",
-                **environment,
+                **environment.variables(instance_id=stack.settings.id, **values),
             },
             vpc=placement.vpc if placement else None,
             vpc_subnets=placement.selection if placement else None,

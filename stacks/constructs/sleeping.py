@@ -17,7 +17,6 @@ from stacks.constructs.permissions import allow, arn
 from stacks.instance_stack import InstanceStack
 
 SECONDS_MAX = 60
-MEMORY_MB = 256
 
 
 def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
@@ -38,9 +37,9 @@ class Switch(Function):
             name="switch",
             handler="lambdas.pause.switch",
             description="Lets the parts that cost money by the hour run or sleep",
-            memory_mb=MEMORY_MB,
             timeout_seconds=SECONDS_MAX,
-            environment=SwitchEnvironment.variables(instance_id=stack.settings.id, stack=stack.stack_id),
+            environment=SwitchEnvironment,
+            stack=stack.stack_id,
         )
         self._stack = stack
         allow(self.role, ["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
