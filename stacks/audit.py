@@ -53,7 +53,6 @@ class Audit(Part):
         bucket = private_bucket(
             self,
             "AccessLogs",
-            minimum_tls_version=1.2,
             versioned=True,  # overwritten or deleted logs stay as long
             lifecycle_rules=[s3.LifecycleRule(expiration=days, noncurrent_version_expiration=days)],
         )

@@ -74,9 +74,8 @@ class Backup(Part):
             backup_vault=self._vault,
             schedule_expression=events.Schedule.cron(minute="0", hour=str(self._backup.hour_utc)),
             start_window=cdk.Duration.hours(1),
-            completion_window=cdk.Duration.days(
-                7 if is_bucket else 1
-            ),  # the first backup of a large bucket takes long
+            # the first backup of a large bucket takes long
+            completion_window=cdk.Duration.days(7 if is_bucket else 1),
             delete_after=cdk.Duration.days(self._backup.retention_days),
             enable_continuous_backup=is_bucket,
             recovery_point_tags={INSTANCE_TAG: self.settings.id, **self.settings.tags},

@@ -62,9 +62,7 @@ class Compaction(Part):
         submit = self._call_function("Submit", "Submits a run to EMR")
         follow = self._call_function("Follow", "Asks EMR for the state of a run")
         cancel = self._call_function("Cancel", "Cancels a run that takes too long")
-        self.emr.allow_submit(submit)
-        self.emr.allow_follow(follow)
-        self.emr.allow_cancel(cancel)
+        self.emr.let_run(submit.role, follow.role, cancel.role)
         self._functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
         self.runs = self.create_runs(self, self.create.function, "compactions")
         self._schedule = Schedule(

@@ -18,7 +18,7 @@ from constructs import Construct
 from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
 from stacks.constructs.endpoints import Endpoints, emr_services
-from stacks.constructs.function import Function, Placement
+from stacks.constructs.function import Placement
 from stacks.constructs.permissions import acknowledge, acknowledge_resources, allow, arn, service_role
 from stacks.constructs.security_group import closed_group, let_out_to_s3
 from stacks.foundation import foundation_of
@@ -132,15 +132,19 @@ class EmrEc2(Construct):
         services = emr_services(self._stack.region)
         return Endpoints(scope, services=services, security_group=self._service).ids[0]
 
-    def allow_submit(self, function: Function) -> None:
-        """Allows a lambda to find and create clusters and steps, and to end duplicates."""
-        role = function.role
+    def let_run(self, submit: iam.Role, follow: iam.Role, cancel: iam.Role) -> None:
+        """Allows the roles of lambdas to submit runs, and to see or cancel them.
+
+        To submit means to find and create clusters and steps, and to end duplicates.
+        """
+        self._allow_clusters(follow, "DescribeCluster", "DescribeStep")
+        self._allow_clusters(cancel, "CancelSteps", "DescribeStep", "TerminateJobFlows")
         ours = {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}}
-        allow(role, ["elasticmapreduce:ListClusters"], ["*"])
-        allow(role, ["elasticmapreduce:RunJobFlow"], ["*"], ours)
-        allow(role, ["elasticmapreduce:AddTags"], [self._clusters], ours)
+        allow(submit, ["elasticmapreduce:ListClusters"], ["*"])
+        allow(submit, ["elasticmapreduce:RunJobFlow"], ["*"], ours)
+        allow(submit, ["elasticmapreduce:AddTags"], [self._clusters], ours)
         self._allow_clusters(
-            role,
+            submit,
             "AddJobFlowSteps",
             "CancelSteps",
             "ListSteps",
@@ -150,25 +154,19 @@ class EmrEc2(Construct):
         )
         for passed, service in ((self._service_role, "elasticmapreduce"), (self.role, "ec2")):
             to_service = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
-            allow(role, ["iam:PassRole"], [passed.role_arn], to_service)
+            allow(submit, ["iam:PassRole"], [passed.role_arn], to_service)
         # EMR creates this role of the account with the first cluster, if the caller may create it
         allow(
-            role,
+            submit,
             ["iam:CreateServiceLinkedRole"],
             [arn(self, "iam", f"role/{_CLEANUP_ROLE}", region=False)],
             {"StringEquals": {"iam:AWSServiceName": "elasticmapreduce.amazonaws.com"}},
         )
         acknowledge(
-            role,
+            submit,
             "AwsSolutions-IAM5[Resource::*]",
             "X-Ray's actions, and those to list and create clusters, support no resource-level permissions",
         )
-
-    def allow_follow(self, function: Function) -> None:
-        self._allow_clusters(function.role, "DescribeCluster", "DescribeStep")
-
-    def allow_cancel(self, function: Function) -> None:
-        self._allow_clusters(function.role, "CancelSteps", "DescribeStep", "TerminateJobFlows")
 
     def _allow_clusters(self, grantee: iam.Role | iam.ManagedPolicy, *actions: str) -> None:
         """Allows these actions on the clusters of this instance.

@@ -10,7 +10,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.database import EmrServerlessCompaction
-from stacks.constructs.function import Function, Placement
+from stacks.constructs.function import Placement
 from stacks.constructs.permissions import allow, arn, service_role
 from stacks.constructs.security_group import group_with_s3
 from stacks.foundation import foundation_of
@@ -44,17 +44,13 @@ class EmrServerless(Construct):
             "worker_vcpu": compaction.worker_vcpu,
         }
 
-    def allow_submit(self, function: Function) -> None:
-        """Allows a lambda to start runs that have this construct's role."""
-        allow(function.role, ["emr-serverless:StartJobRun"], [self.application_arn])
+    def let_run(self, submit: iam.Role, follow: iam.Role, cancel: iam.Role) -> None:
+        """Allows the roles of lambdas to start runs with the role of runs, and to see or cancel them."""
+        allow(submit, ["emr-serverless:StartJobRun"], [self.application_arn])
         to_emr = {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
-        allow(function.role, ["iam:PassRole"], [self.role.role_arn], to_emr)
-
-    def allow_follow(self, function: Function) -> None:
-        self._allow_runs(function, "emr-serverless:GetJobRun")
-
-    def allow_cancel(self, function: Function) -> None:
-        self._allow_runs(function, "emr-serverless:CancelJobRun")
+        allow(submit, ["iam:PassRole"], [self.role.role_arn], to_emr)
+        allow(follow, ["emr-serverless:GetJobRun"], [self._runs], because=EMR_NAMES)
+        allow(cancel, ["emr-serverless:CancelJobRun"], [self._runs], because=EMR_NAMES)
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         """Allows operators to stop runs for which a pause does not wait, and the application."""
@@ -64,9 +60,6 @@ class EmrServerless(Construct):
     @property
     def _runs(self) -> str:
         return f"{self.application_arn}/jobruns/*"
-
-    def _allow_runs(self, function: Function, action: str) -> None:
-        allow(function.role, [action], [self._runs], because=EMR_NAMES)
 
     def _made(
         self,

@@ -65,7 +65,8 @@ def fargate_task(
     """Creates a task that uses the database and the objects. It has one container.
 
     `roles` are the descriptions of the role that starts the task and of the role of its container. Without
-    `image`, which is in ECR, the image is the one that a deploy builds.
+    `image`, which is in ECR, the image is the one that a deploy builds. `container` has more properties of
+    the container.
     """
     foundation = foundation_of(scope)
     starter, role = _role(scope, "ExecutionRole", roles[0]), _role(scope, "Role", roles[1])
@@ -87,6 +88,7 @@ def fargate_task(
     )
     acknowledge(definition, "AwsSolutions-ECS2", "the environment variables hold no secrets")
     _add_container(
+        scope,
         definition,
         name,
         image=_image(scope, image),
@@ -137,10 +139,15 @@ def _role(scope: Construct, name: str, description: str) -> iam.Role:
 
 
 def _add_container(
-    definition: ecs.FargateTaskDefinition, name: str, *, log: logs.LogGroup, **container: Any
+    scope: Construct,
+    definition: ecs.FargateTaskDefinition,
+    name: str,
+    *,
+    log: logs.LogGroup,
+    **container: Any,
 ) -> None:
     """Adds the container of a task: without root, capabilities, or a writable file system except `TMP`."""
-    limits = ecs.LinuxParameters(definition.node.scope, "Linux", init_process_enabled=False)
+    limits = ecs.LinuxParameters(scope, "Linux", init_process_enabled=False)
     limits.drop_capabilities(ecs.Capability.ALL)
     added = definition.add_container(
         name,

@@ -59,7 +59,7 @@ _GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
 _LESS = cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
 _BREACHING = cloudwatch.TreatMissingData.BREACHING
 _KEEP = cloudwatch.TreatMissingData.IGNORE
-"""Without data, the alarm keeps its state."""
+"""The treatment of missing data by which an alarm keeps its state."""
 
 
 @dataclass(frozen=True)
@@ -418,7 +418,7 @@ def _errors(count_max: int, when: Mapping[str, Any]) -> dict[str, monitors.Error
     return {ALARM: monitors.ErrorCountThreshold(max_error_count=count_max, **when)}
 
 
-def _named(name: str) -> dict[str, str]:
+def _named(name: str) -> dict[str, Any]:
     return {"human_readable_name": name, "alarm_friendly_name": _alarm_name(name)}
 
 

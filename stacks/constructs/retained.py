@@ -64,23 +64,30 @@ def key_of(scope: Construct, holds: str, arn: str | None) -> kms.IKey:
 
 
 def private_bucket(
-    scope: Construct, name: str, *, key: kms.IKey | None = None, logs: s3.Bucket | None = None, **more: Any
+    scope: Construct,
+    name: str,
+    *,
+    key: kms.IKey | None = None,
+    logs: s3.Bucket | None = None,
+    minimum_tls_version: float | None = 1.2,
+    **more: Any,
 ) -> s3.Bucket:
-    """Creates a bucket without public access that accepts only TLS, encrypted with `key` or a key of S3.
+    """Creates a bucket without public access, encrypted with `key` or with keys of S3.
 
-    With `key`, it must be TLS 1.2 or later. Its access logs go to `logs`.
+    It accepts only TLS. Its access logs go to `logs`.
     """
-    encrypted = {"encryption_key": key, "bucket_key_enabled": True, "minimum_tls_version": 1.2} if key else {}
     return s3.Bucket(
         scope,
         name,
         encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
+        encryption_key=key,
+        bucket_key_enabled=True if key else None,
         enforce_ssl=True,
+        minimum_tls_version=minimum_tls_version,
         block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
         object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
         server_access_logs_bucket=logs,
         removal_policy=stack_of(scope).removal_policy,
-        **encrypted,
         **more,
     )
 
@@ -91,7 +98,8 @@ def access_logs(stack: InstanceStack) -> s3.Bucket:
     S3 delivers logs only to buckets that are encrypted with keys of S3.
     """
     days = cdk.Duration.days(stack.settings.storage.access_log_days)
-    return private_bucket(stack, "AccessLogs", lifecycle_rules=[s3.LifecycleRule(expiration=days)])
+    rules = [s3.LifecycleRule(expiration=days)]
+    return private_bucket(stack, "AccessLogs", minimum_tls_version=None, lifecycle_rules=rules)
 
 
 def vault(scope: Construct, *, key: kms.IKey, name: str) -> backup.BackupVault:
