@@ -26,7 +26,7 @@ def main() -> int:
     use_bundled_node()
     from dormouse.settings.config_file import load
     from dormouse.settings.section import no_certificates
-    from stacks.assets import BuiltAssets, StubAssets, refuse_deploys
+    from stacks.assets import Assets, BuiltAssets, refuse_deploys
     from stacks.instance import build, new_app, not_built
 
     # the CDK's command line sets CDK_OUTDIR; otherwise use its default folder
@@ -39,7 +39,7 @@ def main() -> int:
                 raise InvalidInput(trouble)
             if app.node.try_get_context("packages") == "none":
                 # an instance can be destroyed without built packages
-                build(settings, assets=StubAssets(Path(stubs)), app=app)
+                build(settings, assets=Assets(Path(stubs)), app=app)
                 refuse_deploys(app, "with packages=none there is nothing to deploy")
             else:
                 assets = BuiltAssets(ROOT, settings.architecture, Path(stubs))

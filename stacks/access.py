@@ -14,14 +14,12 @@ from constructs import Construct
 
 from dormouse.settings.deployment import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
 from dormouse.settings.resources import FORWARDING, AccessResources
-from stacks.acknowledge import acknowledge
-from stacks.constructs.allow import allow
-from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints
+from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints, endpoints_group
+from stacks.constructs.permissions import acknowledge, acknowledge_resources, allow, arn
 from stacks.constructs.security_group import closed_group
 from stacks.constructs.sleeping import only_while
-from stacks.constructs.wildcards import acknowledge_resources
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
+from stacks.instance_stack import resource
 from stacks.part import Part
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"
@@ -30,9 +28,9 @@ lacks."""
 
 
 class Access(Part):
-    def __init__(self, stack: InstanceStack, foundation: Foundation, access: AccessSettings) -> None:
-        super().__init__(stack, "access", foundation)
-        self._placement, database = foundation.network.placement, foundation.database
+    def __init__(self, stack: UpperStack, access: AccessSettings) -> None:
+        super().__init__(stack, "access")
+        self._placement, database = self.foundation.network.placement, self.foundation.database
         group = closed_group(self, "SecurityGroup", self._placement.vpc, f"{self.title}: host")
         group.connections.allow_to(database.security_group, database.client_ports, "the database")
         self.awake = Construct(self, "Awake")
@@ -50,18 +48,14 @@ class Access(Part):
 
     def let_read(self, reader: iam.ManagedPolicy) -> None:
         """Allows port forwarding through the host for access. Allows no shell on it, and no other host."""
-        arn = self.stack.format_arn
-        hosts = arn(service="ec2", resource="instance", resource_name="*")
-        forwarding = arn(service="ssm", resource="document", resource_name=FORWARDING, account="")
+        hosts = arn(self, "ec2", "instance/*")
+        forwarding = arn(self, "ssm", f"document/{FORWARDING}", account=False)
         checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
         ours = {"StringEquals": {f"ssm:resourceTag/{ACCESS_TAG}": self.settings.id}}
         because = "the host with the tag of this instance"
         allow(reader, ["ssm:StartSession"], [hosts], {**checked, **ours}, because=because)
         allow(reader, ["ssm:StartSession"], [forwarding], checked)
-        own, named = (
-            arn(service="ssm", resource="session", resource_name=f"{user}-*")
-            for user in ("${aws:userid}", "<aws:userid>")
-        )
+        own, named = (arn(self, "ssm", f"session/{user}-*") for user in ("${aws:userid}", "<aws:userid>"))
         allow(reader, ["ssm:ResumeSession", "ssm:TerminateSession"], [own])
         acknowledge_resources(reader, [named], "the user's own sessions")
 
@@ -69,14 +63,8 @@ class Access(Part):
         role = iam.Role(
             self, "Role", assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"), description="Host for access"
         )
-        role.add_to_policy(
-            iam.PolicyStatement(actions=["ssm:UpdateInstanceInformation", *CHANNELS], resources=["*"])
-        )
-        acknowledge(
-            role,
-            "AwsSolutions-IAM5[Resource::*]",
-            "the channel actions of Session Manager support no resource-level permissions",
-        )
+        because = "the channel actions of Session Manager support no resource-level permissions"
+        allow(role, ["ssm:UpdateInstanceInformation", *CHANNELS], ["*"], because=because)
         host = ec2.Instance(
             self.awake,
             "Host",
@@ -99,8 +87,7 @@ class Access(Part):
             # Unlimited credits would allow bursts that cost money unnoticed.
             credit_specification=ec2.CpuCredits.STANDARD,
         )
-        made = host.node.default_child
-        assert isinstance(made, ec2.CfnInstance)  # noqa: S101
+        made = resource(host, ec2.CfnInstance)
         made.add_property_override(
             "MetadataOptions", {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
         )
@@ -115,13 +102,6 @@ class Access(Part):
         if access.endpoints == "existing":
             group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "Session Manager")
             return
-        ways = closed_group(self, "EndpointsGroup", self._placement.vpc, f"{self.title}: interface endpoints")
-        ways.connections.allow_from(group, ec2.Port.tcp(443), "from the host")
-        endpoints = Endpoints(
-            self.awake,
-            "Endpoints",
-            services=SESSION_SERVICES,
-            placement=self._placement,
-            security_group=ways,
-        )
+        ways = endpoints_group(self, "interface endpoints", group, "from the host")
+        endpoints = Endpoints(self.awake, services=SESSION_SERVICES, security_group=ways)
         host.node.add_dependency(endpoints)  # else the agent would fail first, and wait before its retry

@@ -11,9 +11,9 @@ from stacks.backup import Backup
 from stacks.commit import Commit
 from stacks.compaction import Compaction
 from stacks.constructs.sleeping import Switch
-from stacks.foundation import Foundation
+from stacks.foundation import Foundation, UpperStack
 from stacks.garbage import Garbage
-from stacks.instance_stack import APPLICATION, InstanceStack
+from stacks.instance_stack import APPLICATION
 from stacks.maintenance import Maintenance
 from stacks.monitoring import Monitoring
 from stacks.part import Part
@@ -23,7 +23,7 @@ from stacks.query import Query
 from stacks.tables import Tables
 
 
-class ApplicationStack(InstanceStack):
+class ApplicationStack(UpperStack):
     """The parts for which the settings have a table, and the lambdas that work on tables.
 
     They are one stack, so that a deploy deletes the parts that were taken out of the settings.
@@ -32,30 +32,28 @@ class ApplicationStack(InstanceStack):
     def __init__(self, scope: Construct, foundation: Foundation) -> None:
         settings = foundation.settings
         super().__init__(
-            scope, APPLICATION, settings, description="all parts that work on tables", stateful=True
+            scope, APPLICATION, foundation, description="all parts that work on tables", stateful=True
         )
-        query = Query(self, foundation, settings.query) if settings.query else None
-        self.commit = Commit(self, foundation, settings.commit, query) if settings.commit else None
-        garbage = Garbage(self, foundation, settings.garbage) if settings.garbage else None
-        compaction = Compaction(self, foundation, settings.compaction) if settings.compaction else None
-        maintenance = (
-            Maintenance(self, foundation, settings.maintenance, compaction) if settings.maintenance else None
-        )
-        access = Access(self, foundation, settings.access) if settings.access else None
+        query = Query(self, settings.query) if settings.query else None
+        self.commit = Commit(self, settings.commit, query) if settings.commit else None
+        garbage = Garbage(self, settings.garbage) if settings.garbage else None
+        compaction = Compaction(self, settings.compaction) if settings.compaction else None
+        maintenance = Maintenance(self, settings.maintenance, compaction) if settings.maintenance else None
+        access = Access(self, settings.access) if settings.access else None
         found = (self.commit, garbage, compaction, maintenance, query, access)
         parts: list[Part] = [part for part in found if part is not None]
         switch = Switch(self, foundation.assets) if self.sleeps else None
         if settings.pause:
-            parts.append(Pause(self, foundation, settings.pause, parts, switch))
-        parts.append(Tables(self, foundation))
+            parts.append(Pause(self, settings.pause, parts, switch))
+        parts.append(Tables(self))
         if settings.iam.policies:
-            Policies(self, foundation, parts, switch)
+            Policies(self, parts, switch)
         if settings.monitoring:
-            Monitoring(self, foundation, settings.monitoring, parts)
+            Monitoring(self, settings.monitoring, parts)
         if settings.audit:
-            Audit(self, foundation, settings.audit)
+            Audit(self, settings.audit)
         if settings.backup:
-            Backup(self, foundation, settings.backup)
+            Backup(self, settings.backup)
         if switch is not None:
             switch.let_read_parameters()
         self.describe(

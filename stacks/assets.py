@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import aws_cdk as cdk
 from aws_cdk import aws_ecr_assets as ecr_assets
@@ -32,24 +32,43 @@ NOT_BUILT = "not-built"
 """The name of the image that stands in for one that is not built."""
 
 
-class Assets(Protocol):
-    to_run: list[str]
-    """The commands that build the missing files, such as `make lambdas`."""
+class Assets:
+    """The files that a deployment uploads. Without a build, they are placeholders, written to `folder`.
+
+    `to_run` has the commands that build the missing files, such as `make lambdas`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.to_run: list[str] = []
 
     def lambda_code(self, package: str) -> lambda_.Code:
         """Returns the code of a lambda package, such as `commit`."""
+        return lambda_.Code.from_asset(str(self._stub(package, "handler.py").parent))
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
         """Returns the archive with the Python environment that Spark runs."""
+        return s3_assets.Asset(scope, "EmrPackage", path=str(self._stub("emr", "package.tgz")))
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
         """Returns the script that Spark starts."""
+        return s3_assets.Asset(scope, "EmrEntry", path=str(self._stub("emr", "run.py")))
 
     def query_image(self, scope: Construct) -> ecs.ContainerImage:
         """Returns the image of the query service."""
+        folder = str(self._stub("query-image", "Dockerfile").parent)
+        image = ecr_assets.DockerImageAsset(scope, "Image", directory=folder)
+        return ecs.ContainerImage.from_docker_image_asset(image)
 
     def migrations(self) -> str:
         """Returns a text that changes whenever the migrations of the database change."""
+        return STUB
+
+    def _stub(self, folder: str, name: str) -> Path:
+        path = self._folder / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {STUB} {folder}\n", "utf-8")
+        return path
 
 
 @dataclass(frozen=True)
@@ -63,7 +82,7 @@ class Builder:
 MAKE = Builder("make", "ARCHITECTURE=")
 
 
-class BuiltAssets:
+class BuiltAssets(Assets):
     """The built files in the folder `build`, and placeholders in the folder `stubs` for missing files.
 
     By default, `build` is the folder of this name in `root`. `root` contains the package `dormouse`.
@@ -78,23 +97,22 @@ class BuiltAssets:
         build: Path | None = None,
         builder: Builder = MAKE,
     ) -> None:
+        super().__init__(stubs)
         self._root = root
         self._build = build or root / "build"
         self._builder = builder
         self._architecture = architecture
-        self._stubs = StubAssets(stubs)
-        self.to_run: list[str] = []
 
     def lambda_code(self, package: str) -> lambda_.Code:
         path = self._built(f"lambdas/{package}-{self._architecture}", "lambdas")
-        return lambda_.Code.from_asset(str(path)) if path else self._stubs.lambda_code(package)
+        return lambda_.Code.from_asset(str(path)) if path else super().lambda_code(package)
 
     def emr_package(self, scope: Construct) -> s3_assets.Asset:
         # Not .tar.gz: the CDK keeps only the last suffix, and Spark does not unpack files that end in .gz.
         part = f"emr-package {self._builder.option}{self._architecture}"
         path = self._built(f"emr/dormouse-{self._architecture}.tgz", part)
         if path is None:
-            return self._stubs.emr_package(scope)
+            return super().emr_package(scope)
         return s3_assets.Asset(scope, "EmrPackage", path=str(path))
 
     def emr_entry(self, scope: Construct) -> s3_assets.Asset:
@@ -125,37 +143,6 @@ class BuiltAssets:
         if (command := f"{self._builder.command} {part}") not in self.to_run:
             self.to_run.append(command)
         return None
-
-
-class StubAssets:
-    """Empty placeholders for all files. They are written to `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.to_run: list[str] = []
-
-    def lambda_code(self, package: str) -> lambda_.Code:
-        return lambda_.Code.from_asset(str(self._file(package, "handler.py").parent))
-
-    def emr_package(self, scope: Construct) -> s3_assets.Asset:
-        return s3_assets.Asset(scope, "EmrPackage", path=str(self._file("emr", "package.tgz")))
-
-    def emr_entry(self, scope: Construct) -> s3_assets.Asset:
-        return s3_assets.Asset(scope, "EmrEntry", path=str(self._file("emr", "run.py")))
-
-    def query_image(self, scope: Construct) -> ecs.ContainerImage:
-        folder = str(self._file("query-image", "Dockerfile").parent)
-        image = ecr_assets.DockerImageAsset(scope, "Image", directory=folder)
-        return ecs.ContainerImage.from_docker_image_asset(image)
-
-    def migrations(self) -> str:
-        return STUB
-
-    def _file(self, folder: str, name: str) -> Path:
-        path = self._folder / folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# {STUB} {folder}\n", "utf-8")
-        return path
 
 
 def refuse_deploys(app: Construct, why: str) -> None:

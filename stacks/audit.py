@@ -8,19 +8,18 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 
 from dormouse.settings.deployment import AuditSettings
-from stacks.acknowledge import acknowledge
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.constructs.permissions import acknowledge, arn
+from stacks.constructs.retained import private_bucket
+from stacks.foundation import UpperStack
 from stacks.part import Part
 
 
 class Audit(Part):
     """A trail of data events. The account's free trail of management events is no part of it."""
 
-    def __init__(self, stack: InstanceStack, foundation: Foundation, audit: AuditSettings) -> None:
-        super().__init__(stack, "audit", foundation)
+    def __init__(self, stack: UpperStack, audit: AuditSettings) -> None:
+        super().__init__(stack, "audit")
         name = f"dormouse-{self.settings.id}"
-        arn = stack.format_arn(service="cloudtrail", resource="trail", resource_name=name)
         bucket = self._bucket(audit.log_days)
         trail = cloudtrail.CfnTrail(
             self,
@@ -31,15 +30,13 @@ class Audit(Part):
             enable_log_file_validation=True,
             is_multi_region_trail=False,
             include_global_service_events=False,
-            advanced_event_selectors=[self._selector(foundation, audit)],
+            advanced_event_selectors=[self._selector(audit)],
         )
-        trail.node.add_dependency(self._let_write(bucket, arn))
+        trail.node.add_dependency(self._let_write(bucket, arn(self, "cloudtrail", f"trail/{name}")))
 
-    def _selector(
-        self, foundation: Foundation, audit: AuditSettings
-    ) -> cloudtrail.CfnTrail.AdvancedEventSelectorProperty:
+    def _selector(self, audit: AuditSettings) -> cloudtrail.CfnTrail.AdvancedEventSelectorProperty:
         field = cloudtrail.CfnTrail.AdvancedFieldSelectorProperty
-        objects = foundation.storage.data_bucket.arn_for_objects("")
+        objects = self.foundation.storage.data_bucket.arn_for_objects("")
         writes = [field(field="readOnly", equal_to=["false"])] if audit.events == "write" else []
         return cloudtrail.CfnTrail.AdvancedEventSelectorProperty(
             name="Objects",
@@ -51,22 +48,13 @@ class Audit(Part):
             ],
         )
 
-    def _bucket(self, days: int) -> s3.Bucket:
-        bucket = s3.Bucket(
+    def _bucket(self, log_days: int) -> s3.Bucket:
+        days = cdk.Duration.days(log_days)
+        bucket = private_bucket(
             self,
             "AccessLogs",
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
             versioned=True,  # overwritten or deleted logs stay as long
-            lifecycle_rules=[
-                s3.LifecycleRule(
-                    expiration=cdk.Duration.days(days), noncurrent_version_expiration=cdk.Duration.days(days)
-                )
-            ],
-            removal_policy=self.stack.removal_policy,
+            lifecycle_rules=[s3.LifecycleRule(expiration=days, noncurrent_version_expiration=days)],
         )
         acknowledge(bucket, "AwsSolutions-S1", "it holds only log files, which CloudTrail signs")
         return bucket

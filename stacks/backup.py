@@ -11,12 +11,10 @@ from aws_cdk import aws_iam as iam
 
 from dormouse.settings.deployment import BackupSettings
 from dormouse.settings.resources import INSTANCE_TAG
-from stacks.acknowledge import acknowledge
-from stacks.constructs.copy_names import copy_names
-from stacks.constructs.service_role import role_of_this_account
-from stacks.constructs.vault import vault
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.constructs.permissions import acknowledge, role_of_this_account
+from stacks.constructs.retained import vault
+from stacks.copy import copy_names
+from stacks.foundation import UpperStack
 from stacks.part import Part
 
 POLICIES = ("AWSBackupServiceRolePolicyForBackup", "AWSBackupServiceRolePolicyForS3Backup")
@@ -29,9 +27,9 @@ class Backup(Part):
     Aurora's own backups.
     """
 
-    def __init__(self, stack: InstanceStack, foundation: Foundation, settings: BackupSettings) -> None:
-        super().__init__(stack, "backup", foundation)
-        self._backup = settings
+    def __init__(self, stack: UpperStack, settings: BackupSettings) -> None:
+        super().__init__(stack, "backup")
+        self._backup, foundation = settings, self.foundation
         self._vault = vault(self, key=foundation.storage.key, name=self._vault_name())
         self._role = self._made_role()
         self._plan("Database", foundation.database.arn(stack), self._copies())
@@ -76,9 +74,8 @@ class Backup(Part):
             backup_vault=self._vault,
             schedule_expression=events.Schedule.cron(minute="0", hour=str(self._backup.hour_utc)),
             start_window=cdk.Duration.hours(1),
-            completion_window=cdk.Duration.days(
-                7 if is_bucket else 1
-            ),  # the first backup of a large bucket takes long
+            # the first backup of a large bucket takes long
+            completion_window=cdk.Duration.days(7 if is_bucket else 1),
             delete_after=cdk.Duration.days(self._backup.retention_days),
             enable_continuous_backup=is_bucket,
             recovery_point_tags={INSTANCE_TAG: self.settings.id, **self.settings.tags},

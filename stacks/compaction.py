@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import aws_cdk as cdk
-from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from dormouse.settings.database import CompactionSettings, EmrServerlessCompaction
 from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
 from dormouse.settings.resources import RunResources
-from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.emr_ec2 import EmrEc2
 from stacks.constructs.emr_serverless import EmrServerless
 from stacks.constructs.function import Function
 from stacks.constructs.monitors import Monitors
+from stacks.constructs.permissions import allow
 from stacks.constructs.schedule import Schedule
 from stacks.constructs.sleeping import only_while
 from stacks.constructs.spark_runs import RunFunctions, SparkRuns
 from stacks.database import RUN_ROLE
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
 from stacks.part import Part
+from stacks.storage import CHANGE_ACTIONS
 
 LOG_PREFIX = "logs/emr"
 """The prefix of EMR's logs in the data bucket, outside the prefix of the object store."""
@@ -38,61 +36,64 @@ SPARK_OBJECT_ACTIONS = [
     "s3:PutObject",
 ]
 CALL_SECONDS_MAX = 60
-CALL_MEMORY_MB = 256
 
 
 class Compaction(Part):
     """Scheduled compaction.
 
-    Other parts use its `functions`, to run their own lists of work on Spark.
+    Other parts use its `create_runs`, to run their own lists of work on Spark.
     """
 
-    def __init__(self, stack: InstanceStack, foundation: Foundation, compaction: CompactionSettings) -> None:
-        super().__init__(stack, "compaction", foundation)
+    def __init__(self, stack: UpperStack, compaction: CompactionSettings) -> None:
+        super().__init__(stack, "compaction")
         self.compaction = compaction
-        self._package = foundation.assets.emr_package(self)
-        self._entry = foundation.assets.emr_entry(self)
-        self.emr = self._made()
+        self._package = self.foundation.assets.emr_package(self)
+        self._entry = self.foundation.assets.emr_entry(self)
+        log_uri = self._log_uri()
+        self.emr: EmrServerless | EmrEc2 = (
+            EmrServerless(self, compaction=compaction, log_uri=log_uri)
+            if isinstance(compaction, EmrServerlessCompaction)
+            else EmrEc2(self, compaction=compaction, log_uri=log_uri)
+        )
         endpoint = self._create_endpoint()
         self._let_spark_work()
-        self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
-        report = self._database_function("Report", "report", "Releases the jobs that a run did not finish")
-        submit = self._call_function("Submit", "submit", "Submits a run to EMR")
-        follow = self._call_function("Follow", "follow", "Asks EMR for the state of a run")
-        cancel = self._call_function("Cancel", "cancel", "Cancels a run that takes too long")
-        self.emr.allow_submit(submit)
-        self.emr.allow_follow(follow)
-        self.emr.allow_cancel(cancel)
-        self.functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
-        self.runs = SparkRuns(
-            self,
-            "Runs",
-            create=self.create.function,
-            functions=self.functions,
-            run_minutes_max=compaction.run_minutes_max,
-            log_days=compaction.log_days,
-            what="compactions",
-        )
+        self.create = self._database_function("Create", "Makes compaction jobs for a run")
+        report = self._database_function("Report", "Releases the jobs that a run did not finish")
+        submit = self._call_function("Submit", "Submits a run to EMR")
+        follow = self._call_function("Follow", "Asks EMR for the state of a run")
+        cancel = self._call_function("Cancel", "Cancels a run that takes too long")
+        self.emr.let_run(submit.role, follow.role, cancel.role)
+        self._functions = RunFunctions(submit.function, follow.function, cancel.function, report.function)
+        self.runs = self.create_runs(self, self.create.function, "compactions")
         self._schedule = Schedule(
             self,
             "Schedule",
             every_minutes=compaction.every_minutes,
-            is_awake=stack.is_awake,
-            target=self.runs.state_machine,
+            function=self.create.function,
+            runs=self.runs,
             description="Compaction",
         )
         if endpoint is not None:
             self._schedule.wait_for(endpoint, stack.is_running)  # a run may start a cluster at once
         self._tell(has_endpoint=endpoint is not None)
 
+    def create_runs(self, scope: Construct, create: lambda_.IFunction, what: str) -> SparkRuns:
+        """Creates a state machine that runs the work of the lambda `create` on Spark."""
+        return SparkRuns(
+            scope,
+            "Runs",
+            create=create,
+            functions=self._functions,
+            run_minutes_max=self.compaction.run_minutes_max,
+            log_days=self.compaction.log_days,
+            what=what,
+        )
+
     def let_keep(self, keeper: iam.Role) -> None:
         self._schedule.let_keep(keeper)
-        self.runs.let_keep(keeper)
-        allow(keeper, ["lambda:GetFunctionConfiguration"], [self.create.function.function_arn])
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         self._schedule.let_operate(operator)
-        self.runs.let_operate(operator)
         self.emr.let_operate(operator)
 
     def watch(self, monitors: Monitors, limits: MonitoringSettings) -> None:
@@ -100,28 +101,6 @@ class Compaction(Part):
         monitors.runs("Compaction runs", self.runs.state_machine)
         monitors.schedule("Compaction", self._schedule.rule.rule_name, self.compaction.every_minutes)
         monitors.given_up()
-
-    def _made(self) -> EmrServerless | EmrEc2:
-        compaction, foundation = self.compaction, self.foundation
-        placement, log_uri = foundation.network.placement, self._log_uri()
-        if isinstance(compaction, EmrServerlessCompaction):
-            return EmrServerless(
-                self,
-                "Emr",
-                compaction=compaction,
-                architecture=self.settings.architecture,
-                placement=placement,
-                log_uri=log_uri,
-            )
-        return EmrEc2(
-            self,
-            "Emr",
-            instance_id=self.settings.id,
-            compaction=compaction,
-            placement=placement,
-            key=foundation.storage.key,
-            log_uri=log_uri,
-        )
 
     def _create_endpoint(self) -> str | None:
         """Creates the endpoint of EMR on EC2, which exists while the instance runs, and returns its id.
@@ -133,7 +112,7 @@ class Compaction(Part):
             return None
         assert isinstance(self.emr, EmrEc2)  # noqa: S101
         awake = Construct(self, "Awake")
-        endpoint = self.emr.create_endpoint(awake, self.foundation.network.placement)
+        endpoint = self.emr.create_endpoint(awake)
         only_while(self.stack.is_running, awake)
         return endpoint
 
@@ -148,80 +127,55 @@ class Compaction(Part):
 
     def _let_spark_work(self) -> None:
         storage, database, role = self.foundation.storage, self.foundation.database, self.emr.role
-        for group in self._security_groups():
+        for group in self.emr.security_groups:
             database.let_in(RUN_ROLE, group, role)
         storage.allow_objects(role, SPARK_OBJECT_ACTIONS)
         storage.allow_below(role, ["s3:PutObject"], LOG_PREFIX)
         assets = (self._package, self._entry)
         allow(role, ["s3:GetObject"], [one.bucket.arn_for_objects(one.s3_object_key) for one in assets])
 
-    def _security_groups(self) -> tuple[ec2.SecurityGroup, ...]:
-        emr = self.emr
-        return (emr.security_group,) if isinstance(emr, EmrServerless) else emr.security_groups
-
-    def _database_function(self, name: str, function: str, description: str) -> DatabaseFunction:
+    def _database_function(self, name: str, description: str) -> DatabaseFunction:
         return DatabaseFunction(
             self,
             name,
-            foundation=self.foundation,
-            name="compaction",
-            handler=f"lambdas.compaction.{function}",
+            handler=f"lambdas.compaction.{name.lower()}",
             description=description,
             memory_mb=self.compaction.memory_mb,
             timeout_seconds=self.compaction.timeout_seconds,
             environment=CompactionEnvironment,
-            values={
-                "jobs_max": self.compaction.jobs_max,
-                "run_minutes_max": self.compaction.run_minutes_max,
-            },
             database_role=RUN_ROLE,
-            object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
+            object_actions=CHANGE_ACTIONS,
+            jobs_max=self.compaction.jobs_max,
+            run_minutes_max=self.compaction.run_minutes_max,
         )
 
-    def _call_function(self, name: str, function: str, description: str) -> Function:
+    def _call_function(self, name: str, description: str) -> Function:
         return Function(
             self,
             name,
-            settings=self.settings,
-            name="runs",
-            code=self.foundation.assets.lambda_code("runs"),
-            handler=f"lambdas.runs.{function}",
+            assets=self.foundation.assets,
+            handler=f"lambdas.runs.{name.lower()}",
             description=description,
-            memory_mb=CALL_MEMORY_MB,
             timeout_seconds=CALL_SECONDS_MAX,
-            environment=RunsEnvironment.variables(
-                instance_id=self.settings.id,
-                engine=self.compaction.engine,
-                dsn=self.foundation.database.dsn(self.stack, RUN_ROLE),
-                objects=self.foundation.storage.objects,
-                archive=self._package.s3_object_url,
-                entry=self._entry.s3_object_url,
-                run_minutes_max=self.compaction.run_minutes_max,
-                **self._engine_values(),
-            ),
+            environment=RunsEnvironment,
+            engine=self.compaction.engine,
+            dsn=self.foundation.database.dsn(self.stack, RUN_ROLE),
+            objects=self.foundation.storage.objects,
+            archive=self._package.s3_object_url,
+            entry=self._entry.s3_object_url,
+            run_minutes_max=self.compaction.run_minutes_max,
+            **self.emr.values,
         )
 
-    def _engine_values(self) -> dict[str, Any]:
-        emr, compaction = self.emr, self.compaction
-        if isinstance(emr, EmrServerless) and isinstance(compaction, EmrServerlessCompaction):
-            return {
-                "application_id": emr.application_id,
-                "execution_role": emr.role.role_arn,
-                "worker_vcpu": compaction.worker_vcpu,
-            }
-        assert isinstance(emr, EmrEc2)  # noqa: S101
-        return {"cluster_name": emr.cluster_name, "cluster_template": emr.template}
-
     def _tell(self, *, has_endpoint: bool) -> None:
-        emr = self.emr
         self.describe(
             RunResources(
                 rules=(self._schedule.rule.rule_name,),
                 function=self.create.function.function_name,
                 state_machine=self.runs.state_machine.state_machine_arn,
                 engine=self.compaction.engine,
-                application=emr.application_id if isinstance(emr, EmrServerless) else None,
-                cluster_name=emr.cluster_name if isinstance(emr, EmrEc2) else None,
+                application=self.emr.values.get("application_id"),
+                cluster_name=self.emr.values.get("cluster_name"),
                 has_endpoint=has_endpoint,
             )
         )

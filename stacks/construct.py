@@ -24,8 +24,8 @@ from dormouse.settings.section import no_certificates
 from stacks.assets import Assets, Builder, BuiltAssets
 from stacks.commit import Commit
 from stacks.compaction import SPARK_OBJECT_ACTIONS
-from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.facts import fact
+from stacks.constructs.permissions import allow
+from stacks.constructs.security_group import let_out_to_s3
 from stacks.instance import context, not_built, stacks_of
 from stacks.instance_stack import InstanceStack
 
@@ -61,7 +61,8 @@ class Dormouse(Construct):
             self.node.set_context(key, value)
         self.settings = settings
         assets = assets or _built(settings, Path(build))
-        self._foundation, self._application = stacks_of(settings, assets, self)
+        self._foundation, application = stacks_of(settings, assets, self)
+        self._commit = application.commit
         if assets.to_run:
             cdk.Annotations.of(self).add_warning_v2("dormouse:not-built", not_built(assets))
 
@@ -72,7 +73,7 @@ class Dormouse(Construct):
     @property
     def subnets(self) -> ec2.SubnetSelection:
         """The isolated or private subnets of the instance."""
-        return ec2.SubnetSelection(subnets=self._foundation.network.placement.subnets)
+        return self._foundation.network.placement.selection
 
     @property
     def data_bucket(self) -> s3.IBucket:
@@ -115,23 +116,17 @@ class Dormouse(Construct):
             variables |= _let_send(role, self._commit)
         return variables
 
-    @property
-    def _commit(self) -> Commit | None:
-        return self._application.commit
-
 
 def _let_send(role: iam.Role, commit: Commit) -> dict[str, str]:
     stack, queues = cdk.Stack.of(role), [queue.queue for queue in commit.queues]
     arns, urls = (
-        [fact(commit, stack, f"{name}-{number}", value) for number, value in enumerate(values, 1)]
+        [commit.fact(stack, f"{name}-{number}", value) for number, value in enumerate(values, 1)]
         for name, values in (
             ("commits", [queue.queue_arn for queue in queues]),
             ("url", [queue.queue_url for queue in queues]),
         )
     )
-    role.add_to_policy(
-        iam.PolicyStatement(actions=["sqs:GetQueueAttributes", "sqs:SendMessage"], resources=arns)
-    )
+    allow(role, ["sqs:GetQueueAttributes", "sqs:SendMessage"], arns)
     return {"DORMOUSE_COMMIT_QUEUE": ",".join(urls), "DORMOUSE_QUEUES": str(len(urls))}
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
@@ -14,19 +17,19 @@ from constructs import Construct
 from dormouse.settings.database import ServerlessDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import PREFIX, DatabaseResources
-from stacks.acknowledge import acknowledge
 from stacks.assets import Assets
 from stacks.constructs.database_guard import guard
-from stacks.constructs.database_proxy import PORT as PROXY_PORT
-from stacks.constructs.database_proxy import DatabaseProxy, user_arns
-from stacks.constructs.key import key_of
-from stacks.constructs.log_group import log_group
-from stacks.constructs.security_group import closed_group
-from stacks.instance_stack import KEPT, InstanceStack
+from stacks.constructs.permissions import acknowledge, allow, arn
+from stacks.constructs.retained import key_of, log_group
+from stacks.constructs.security_group import closed_group, let_clients_in
+from stacks.instance_stack import KEPT, InstanceStack, resource
 from stacks.network import NetworkStack
 
 PORT = 5433
 """The port of the clusters. It is not PostgreSQL's default, which scanners try first."""
+
+PROXY_PORT = 5432
+"""The port of every RDS Proxy."""
 
 NAME = "dormouse"
 ROWS_NAME = "dormouse_rows"
@@ -59,21 +62,12 @@ Fact = Literal["cluster", "resource", "endpoint", "host", "login", "secret", "ke
 """
 
 
-def parameters(idle_session_seconds: int) -> dict[str, str]:
-    """Returns the parameters of the cluster's parameter group, in PostgreSQL's units."""
-    return {
-        "rds.force_ssl": "1",
-        "track_commit_timestamp": "1",
-        "idle_session_timeout": str(idle_session_seconds * 1_000),
-        # The file tables change constantly: small and frequent rounds prevent bloat.
-        "autovacuum_naptime": "15",
-        "autovacuum_max_workers": "6",
-        "autovacuum_vacuum_scale_factor": "0.05",
-        "autovacuum_analyze_scale_factor": "0.02",
-        "autovacuum_vacuum_insert_scale_factor": "0.1",
-        "autovacuum_vacuum_cost_limit": "2000",
-        "log_lock_waits": "1",
-    }
+def user_arn(scope: Construct, resource_id: str, user: str) -> str:
+    """Returns the ARN of a database user for the IAM action `rds-db:connect`.
+
+    `resource_id` is the resource id of the cluster or of the proxy to which the user connects.
+    """
+    return arn(scope, "rds-db", f"dbuser:{resource_id}/{user}")
 
 
 class DatabaseStack(InstanceStack):
@@ -88,33 +82,26 @@ class DatabaseStack(InstanceStack):
     ) -> None:
         super().__init__(scope, "database", settings, description="database", stateful=True)
         self.placement = network.placement
+        self._facts = f"{PREFIX}/{settings.id}/database"
+        self._engine = rds.DatabaseClusterEngine.aurora_postgres(
+            version=rds.AuroraPostgresEngineVersion.of(settings.database.engine_version, "17")
+        )
         self.key = key_of(self, "database", settings.database.key_arn)
         self.security_group = closed_group(
             self, "SecurityGroup", self.placement.vpc, f"{self.stack_name}: cluster and proxy"
         )
-        self._let_clients_in()
+        let_clients_in(self.security_group, self.client_ports, settings.database)
         self.cluster = self._cluster()
         self._keep_logs()
         self.row_clusters = self._row_clusters()
         guard(self, self.cluster, self.row_clusters, assets)
-        self.proxy = (
-            DatabaseProxy(
-                self,
-                "Proxy",
-                cluster=self.cluster,
-                users=ROLES,
-                placement=self.placement,
-                security_group=self.security_group,
-            )
-            if settings.database.proxy
-            else None
-        )
+        self.proxy = self._create_proxy() if settings.database.proxy else None
         self._tell()
 
     @property
     def port(self) -> int:
         """The port for clients: that of the proxy, or of the cluster when there is none."""
-        return PORT if self.proxy is None else self.proxy.port
+        return PORT if self.proxy is None else PROXY_PORT
 
     def fact(self, stack: cdk.Stack, name: Fact) -> str:
         """Returns a fact about this database for use in another stack.
@@ -123,17 +110,11 @@ class DatabaseStack(InstanceStack):
         while another stack uses it. Then the cluster could not be replaced, for example by one from a
         snapshot.
         """
-        stack.add_stack_dependency(self, "parameters of the database")
-        return ssm.StringParameter.value_for_string_parameter(stack, self._parameter_name(name))
+        return self._read_fact(stack, name)
 
     def arn(self, stack: cdk.Stack) -> str:
         """Returns the ARN of the cluster, for use in another stack."""
-        return stack.format_arn(
-            service="rds",
-            resource="cluster",
-            resource_name=self.fact(stack, "cluster"),
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
+        return arn(stack, "rds", f"cluster:{self.fact(stack, 'cluster')}")
 
     def dsn(self, stack: cdk.Stack, role: str) -> str:
         """Returns the connection string for clients of another stack."""
@@ -142,8 +123,7 @@ class DatabaseStack(InstanceStack):
 
     def row_indexes(self, stack: cdk.Stack) -> list[str]:
         """Returns the databases in which row tables are indexed, as `host:port/database`."""
-        hosts = (self._row_fact(stack, number, "host") for number in self._row_numbers)
-        own = [f"{host}:{PORT}/{ROWS_NAME}" for host in hosts]
+        own = [f"{host}:{PORT}/{ROWS_NAME}" for host in self._row_facts(stack, "host")]
         return own or [f"{self.fact(stack, 'host')}:{self.port}/{name}" for name in self.row_databases]
 
     def _own_row_indexes(self) -> list[str]:
@@ -172,20 +152,18 @@ class DatabaseStack(InstanceStack):
 
     def row_cluster_facts(self, stack: cdk.Stack) -> list[dict[str, str]]:
         """Returns the `host` and the master user's `secret` of each cluster that only indexes row tables."""
-        return [
-            {name: self._row_fact(stack, number, name) for name in ("host", "secret")}
-            for number in self._row_numbers
-        ]
+        names = ("host", "secret")
+        return [{name: self._read_fact(stack, f"{row}/{name}") for name in names} for row in self._rows]
 
     def logins(self, stack: cdk.Stack, role: str, *, to_rows: bool) -> list[str]:
         """Returns the ARNs on which a role in IAM needs `rds-db:connect` to log in as a database role.
 
         With `to_rows`, they include the clusters that only index row tables.
         """
-        users = user_arns(stack, self.fact(stack, "login"), [role])
-        for number in self._row_numbers if to_rows else ():
-            users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
-        return users
+        resources = [self.fact(stack, "login")]
+        if to_rows:
+            resources += self._row_facts(stack, "resource")
+        return [user_arn(stack, one, role) for one in resources]
 
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
@@ -194,26 +172,21 @@ class DatabaseStack(InstanceStack):
 
         With `to_rows`, this includes the clusters that only index row tables.
         """
-        users = self.logins(cdk.Stack.of(grantee), role, to_rows=to_rows)
         ports = self.client_ports if to_rows else ec2.Port.tcp(self.port)
         security_group.connections.allow_to(self.security_group, ports, "the database")
-        grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
+        allow(grantee, ["rds-db:connect"], self.logins(cdk.Stack.of(grantee), role, to_rows=to_rows))
 
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
         """Allows a security group and an IAM role to connect to the clusters as the master user.
 
-        They connect directly, not through an RDS Proxy.
-
-        The IAM role may also log in with a token instead of the password.
+        They connect directly, not through an RDS Proxy. The IAM role may also log in with a token instead of
+        the password.
         """
-        users = user_arns(
-            cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
-        )
-        for number in self._row_numbers:
-            resource = self._row_fact(cdk.Stack.of(grantee), number, "resource")
-            users += user_arns(cdk.Stack.of(grantee), resource, [ADMINISTRATOR])
+        stack = cdk.Stack.of(grantee)
+        resources = [self.fact(stack, "resource"), *self._row_facts(stack, "resource")]
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
-        grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
+        users = [user_arn(stack, one, ADMINISTRATOR) for one in resources]
+        allow(grantee, ["rds-db:connect"], users)
 
     @property
     def client_ports(self) -> ec2.Port:
@@ -226,70 +199,49 @@ class DatabaseStack(InstanceStack):
             return ec2.Port.tcp_range(PROXY_PORT, PORT)
         return ec2.Port.tcp(PROXY_PORT if has_proxy else PORT)
 
-    def _let_clients_in(self) -> None:
-        """Opens the database to the clients in the settings."""
-        settings, port = self.settings.database, self.client_ports
-        for cidr in settings.client_cidrs:
-            self.security_group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
-        for client in settings.client_security_groups:
-            self.security_group.add_ingress_rule(ec2.Peer.security_group_id(client), port, "clients")
+    def _row_facts(self, stack: cdk.Stack, name: str) -> list[str]:
+        """Returns a fact about each cluster that only indexes row tables."""
+        return [self._read_fact(stack, f"{row}/{name}") for row in self._rows]
 
     @property
-    def _row_numbers(self) -> range:
-        """The numbers of the clusters that only index row tables."""
-        return range(1, len(self.row_clusters) + 1)
+    def _rows(self) -> list[str]:
+        """The names of the clusters that only index row tables, before the names of their facts."""
+        return [f"rows/{number}" for number in range(1, len(self.row_clusters) + 1)]
 
-    def _row_fact(self, stack: cdk.Stack, number: int, name: str) -> str:
+    def _read_fact(self, stack: cdk.Stack, name: str) -> str:
         stack.add_stack_dependency(self, "parameters of the database")
-        path = f"{PREFIX}/{self.settings.id}/database/rows/{number}/{name}"
-        return ssm.StringParameter.value_for_string_parameter(stack, path)
+        return ssm.StringParameter.value_for_string_parameter(stack, f"{self._facts}/{name}")
 
-    def _parameter_name(self, name: Fact) -> str:
-        return f"{PREFIX}/{self.settings.id}/database/{name}"
+    def _write_facts(self, construct_id: str, below: str, facts: Mapping[Any, str]) -> None:
+        scope = Construct(self, construct_id)
+        for name, value in facts.items():
+            path = f"{self._facts}/{below}{name}"
+            ssm.StringParameter(scope, name.capitalize(), parameter_name=path, string_value=value)
 
     def _cluster(self) -> rds.DatabaseCluster:
         settings = self.settings.database
-        engine = rds.DatabaseClusterEngine.aurora_postgres(
-            version=rds.AuroraPostgresEngineVersion.of(settings.engine_version, "17")
-        )
         names = ["Writer", *(f"Reader{number}" for number in range(1, settings.readers + 1))]
-        writer, *readers = [self._instance(name) for name in names]
+        serverless = settings if isinstance(settings, ServerlessDatabase) else None
+        instance_class = None if isinstance(settings, ServerlessDatabase) else settings.instance_class
+        writer, *readers = [self._instance(name, instance_class) for name in names]
         pause_seconds = settings.pause_after_seconds
-        cluster = rds.DatabaseCluster(
+        cluster = self._create_cluster(
             self,
             "Cluster",
-            engine=engine,
             writer=writer,
             readers=readers,
-            serverless_v2_min_capacity=settings.min_acu if isinstance(settings, ServerlessDatabase) else None,
-            serverless_v2_max_capacity=settings.max_acu if isinstance(settings, ServerlessDatabase) else None,
+            serverless_v2_min_capacity=serverless.min_acu if serverless else None,
+            serverless_v2_max_capacity=serverless.max_acu if serverless else None,
             serverless_v2_auto_pause_duration=cdk.Duration.seconds(pause_seconds) if pause_seconds else None,
             default_database_name=NAME,
-            port=PORT,
-            credentials=rds.Credentials.from_username(ADMINISTRATOR, encryption_key=self.key),
-            manage_master_user_password=True,
-            iam_authentication=True,
-            parameter_group=rds.ParameterGroup(
-                self,
-                "Parameters",
-                engine=engine,
-                description=f"Dormouse {self.settings.id}",
-                parameters=parameters(settings.idle_session_seconds),
-            ),
-            storage_encryption_key=self.key,
+            parameter_group=self._parameters(self, f"Dormouse {self.settings.id}"),
             storage_type=STORAGE_TYPES[settings.storage],
             enable_performance_insights=settings.insights,
             performance_insight_encryption_key=self.key if settings.insights else None,
-            preferred_maintenance_window=settings.maintenance_window,
-            backup=rds.BackupProps(
-                retention=cdk.Duration.days(settings.backup_days), preferred_window=settings.backup_window
-            ),
+            backup_days=settings.backup_days,
             deletion_protection=self.settings.protected,
             removal_policy=self.removal_policy,
             cloudwatch_logs_exports=["postgresql"],
-            vpc=self.placement.vpc,
-            vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
-            security_groups=[self.security_group],
         )
         if settings.snapshot is not None:
             self._restore(cluster, settings.snapshot)
@@ -304,65 +256,101 @@ class DatabaseStack(InstanceStack):
         rows = self.settings.rows
         if rows is None or not rows.own_clusters:
             return []
-        engine = rds.DatabaseClusterEngine.aurora_postgres(
-            version=rds.AuroraPostgresEngineVersion.of(self.settings.database.engine_version, "17")
-        )
         scope = Construct(self, "Rows")
-        seconds = self.settings.database.idle_session_seconds
-        group = rds.ParameterGroup(
-            scope,
-            "Parameters",
-            engine=engine,
-            description=f"Dormouse {self.settings.id}, rows",
-            parameters=parameters(seconds),
-        )
+        group = self._parameters(scope, f"Dormouse {self.settings.id}, rows")
         clusters = []
         for number in range(1, rows.databases + 1):
-            cluster = rds.DatabaseCluster(
+            cluster = self._create_cluster(
                 scope,
                 f"Cluster{number}",
-                engine=engine,
-                writer=self._serverless("Writer"),
+                writer=self._instance("Writer"),
                 serverless_v2_min_capacity=0,
                 serverless_v2_max_capacity=rows.max_acu,
                 serverless_v2_auto_pause_duration=cdk.Duration.seconds(300),
                 default_database_name=ROWS_NAME,
-                port=PORT,
-                credentials=rds.Credentials.from_username(ADMINISTRATOR, encryption_key=self.key),
-                manage_master_user_password=True,
-                iam_authentication=True,
                 parameter_group=group,
-                storage_encryption_key=self.key,
-                backup=rds.BackupProps(
-                    retention=cdk.Duration.days(1), preferred_window=self.settings.database.backup_window
-                ),
-                preferred_maintenance_window=self.settings.database.maintenance_window,
+                backup_days=1,
                 removal_policy=cdk.RemovalPolicy.DESTROY,
-                vpc=self.placement.vpc,
-                vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
-                security_groups=[self.security_group],
             )
             acknowledge(cluster, "AwsSolutions-RDS10", "its contents can be rebuilt from the objects")
-            assert cluster.secret is not None  # noqa: S101
             facts = {
                 "host": cluster.cluster_endpoint.hostname,
                 "resource": cluster.cluster_resource_identifier,
-                "secret": cluster.secret.secret_arn,
+                "secret": _secret_arn(cluster),
             }
-            known = Construct(self, f"FactsRows{number}")
-            for name, value in facts.items():
-                path = f"{PREFIX}/{self.settings.id}/database/rows/{number}/{name}"
-                ssm.StringParameter(known, name.capitalize(), parameter_name=path, string_value=value)
+            self._write_facts(f"FactsRows{number}", f"rows/{number}/", facts)
             clusters.append(cluster)
         return clusters
 
-    def _serverless(self, name: str) -> rds.IClusterInstance:
-        return rds.ClusterInstance.serverless_v2(
-            name,
-            scale_with_writer=True,  # a reader that takes over must have the size of the writer
-            auto_minor_version_upgrade=self.settings.database.minor_upgrades,
-            preferred_maintenance_window=self.settings.database.maintenance_window,
-            publicly_accessible=False,
+    def _create_cluster(
+        self, scope: Construct, construct_id: str, *, backup_days: int, **more: Any
+    ) -> rds.DatabaseCluster:
+        """Creates a cluster with the properties that all clusters have, and `more`."""
+        settings = self.settings.database
+        return rds.DatabaseCluster(
+            scope,
+            construct_id,
+            engine=self._engine,
+            port=PORT,
+            credentials=rds.Credentials.from_username(ADMINISTRATOR, encryption_key=self.key),
+            manage_master_user_password=True,
+            iam_authentication=True,
+            storage_encryption_key=self.key,
+            preferred_maintenance_window=settings.maintenance_window,
+            backup=rds.BackupProps(
+                retention=cdk.Duration.days(backup_days), preferred_window=settings.backup_window
+            ),
+            vpc=self.placement.vpc,
+            vpc_subnets=self.placement.selection,
+            security_groups=[self.security_group],
+            **more,
+        )
+
+    def _parameters(self, scope: Construct, description: str) -> rds.ParameterGroup:
+        """Creates the parameter group of clusters, with values in PostgreSQL's units."""
+        return rds.ParameterGroup(
+            scope,
+            "Parameters",
+            engine=self._engine,
+            description=description,
+            parameters={
+                "rds.force_ssl": "1",
+                "track_commit_timestamp": "1",
+                "idle_session_timeout": str(self.settings.database.idle_session_seconds * 1_000),
+                # The file tables change constantly: small and frequent rounds prevent bloat.
+                "autovacuum_naptime": "15",
+                "autovacuum_max_workers": "6",
+                "autovacuum_vacuum_scale_factor": "0.05",
+                "autovacuum_analyze_scale_factor": "0.02",
+                "autovacuum_vacuum_insert_scale_factor": "0.1",
+                "autovacuum_vacuum_cost_limit": "2000",
+                "log_lock_waits": "1",
+            },
+        )
+
+    def _create_proxy(self) -> rds.DatabaseProxy:
+        """Creates an RDS Proxy, which uses IAM tokens and stores no passwords.
+
+        It has the security group of the cluster, so that clients need no change when it comes or goes. Its
+        name differs for other subnets: with these, the proxy is replaced.
+        """
+        scope = Construct(self, "Proxy")
+        role = iam.Role(scope, "Role", assumed_by=iam.ServicePrincipal("rds.amazonaws.com"))
+        cluster_id = self.cluster.cluster_resource_identifier
+        allow(role, ["rds-db:connect"], [user_arn(self, cluster_id, user) for user in ROLES])
+        subnets = json.dumps(self.resolve([subnet.subnet_id for subnet in self.placement.subnets]))
+        return rds.DatabaseProxy(
+            scope,
+            "Proxy",
+            db_proxy_name=f"{self.stack_name}-{hashlib.sha256(subnets.encode()).hexdigest()[:6]}",
+            proxy_target=rds.ProxyTarget.from_cluster(self.cluster),
+            default_auth_scheme=rds.DefaultAuthScheme.IAM_AUTH,
+            iam_auth=True,
+            require_tls=True,
+            role=role,
+            vpc=self.placement.vpc,
+            vpc_subnets=self.placement.selection,
+            security_groups=[self.security_group],
         )
 
     @staticmethod
@@ -384,24 +372,23 @@ class DatabaseStack(InstanceStack):
 
         RDS still manages the password.
         """
-        resource = cluster.node.default_child
-        assert isinstance(resource, rds.CfnDBCluster)  # noqa: S101
-        resource.snapshot_identifier = snapshot
+        created = resource(cluster, rds.CfnDBCluster)
+        created.snapshot_identifier = snapshot
         for name in ("DatabaseName", "MasterUsername", "StorageEncrypted"):
-            resource.add_property_deletion_override(name)
+            created.add_property_deletion_override(name)
 
-    def _instance(self, name: str) -> rds.IClusterInstance:
+    def _instance(self, name: str, instance_class: str | None = None) -> rds.IClusterInstance:
+        """Returns a writer or a reader: serverless, unless it has a class."""
         # CloudFormation sends a version only when the settings change it, so that upgrades by AWS stay.
-        settings = self.settings.database
-        if isinstance(settings, ServerlessDatabase):
-            return self._serverless(name)
-        return rds.ClusterInstance.provisioned(
-            name,
-            instance_type=ec2.InstanceType(settings.instance_class),
-            auto_minor_version_upgrade=settings.minor_upgrades,
-            preferred_maintenance_window=settings.maintenance_window,
-            publicly_accessible=False,
-        )
+        common: dict[str, Any] = {
+            "auto_minor_version_upgrade": self.settings.database.minor_upgrades,
+            "preferred_maintenance_window": self.settings.database.maintenance_window,
+            "publicly_accessible": False,
+        }
+        if instance_class is None:
+            # a reader that takes over must have the size of the writer
+            return rds.ClusterInstance.serverless_v2(name, scale_with_writer=True, **common)
+        return rds.ClusterInstance.provisioned(name, instance_type=ec2.InstanceType(instance_class), **common)
 
     def _keep_logs(self) -> None:
         """Creates the log group of the cluster. Otherwise RDS would create one whose entries never expire."""
@@ -413,21 +400,16 @@ class DatabaseStack(InstanceStack):
 
     def _tell(self) -> None:
         cluster, proxy = self.cluster, self.proxy
-        assert cluster.secret is not None  # noqa: S101
         facts: dict[Fact, str] = {
             "cluster": cluster.cluster_identifier,
             "resource": cluster.cluster_resource_identifier,
             "endpoint": cluster.cluster_endpoint.hostname,
             "host": cluster.cluster_endpoint.hostname if proxy is None else proxy.endpoint,
-            "login": cluster.cluster_resource_identifier if proxy is None else proxy.resource_id,
-            "secret": cluster.secret.secret_arn,
+            "login": cluster.cluster_resource_identifier if proxy is None else _proxy_id(proxy),
+            "secret": _secret_arn(cluster),
             "key": self.key.key_arn,
         }
-        scope = Construct(self, "Facts")
-        for name, value in facts.items():
-            ssm.StringParameter(
-                scope, name.capitalize(), parameter_name=self._parameter_name(name), string_value=value
-            )
+        self._write_facts("Facts", "", facts)
         self.export_value(self.security_group.security_group_id)
         self.describe(
             DatabaseResources(
@@ -442,3 +424,14 @@ class DatabaseStack(InstanceStack):
                 storage=self.settings.database.storage,
             )
         )
+
+
+def _secret_arn(cluster: rds.DatabaseCluster) -> str:
+    """Returns the ARN of the secret with the password of the master user."""
+    assert cluster.secret is not None  # noqa: S101
+    return cluster.secret.secret_arn
+
+
+def _proxy_id(proxy: rds.DatabaseProxy) -> str:
+    """Returns the resource id of an RDS Proxy."""
+    return cdk.Fn.select(6, cdk.Fn.split(":", proxy.db_proxy_arn))

@@ -11,8 +11,7 @@ from constructs import Construct
 from dormouse.settings.deployment import DeploymentSettings
 from stacks.application import ApplicationStack
 from stacks.assets import Assets, refuse_deploys
-from stacks.constructs.copy_names import copy_names
-from stacks.copy import CopyStack
+from stacks.copy import CopyStack, copy_names
 from stacks.database import DatabaseStack
 from stacks.foundation import Foundation
 from stacks.home import SOURCES

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
+from typing import TypeVar
 
 import aws_cdk as cdk
+import jsii
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
-from constructs import Construct
+from constructs import Construct, IConstruct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import (
@@ -17,11 +21,13 @@ from dormouse.settings.resources import (
     stack_name,
     state_parameter,
 )
-from stacks.constructs.role_names import RoleNames
+
+Resource = TypeVar("Resource", bound=cdk.CfnResource)
 
 APPLICATION = "application"
 """The short name of the stack with the parts that can be added and removed."""
 
+DIGEST_CHARACTERS = 8
 KEPT = cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
 """The removal policy of resources that are kept, except when the deploy that creates them fails.
 
@@ -62,7 +68,7 @@ class InstanceStack(cdk.Stack):
             synthesizer=cdk.DefaultStackSynthesizer(qualifier=qualifier) if qualifier else None,
         )
         if settings.iam.role_path != "/" or settings.iam.role_prefix:
-            cdk.Aspects.of(self).add(RoleNames(settings))
+            cdk.Aspects.of(self).add(_RoleNames(settings))
 
     @cached_property
     def is_awake(self) -> cdk.CfnCondition:
@@ -108,11 +114,43 @@ class InstanceStack(cdk.Stack):
         describe(self, self.settings.id, self.name, resources)
 
 
+@jsii.implements(cdk.IAspect)
+class _RoleNames:
+    """An aspect of the CDK that gives roles the path and the prefix in the settings.
+
+    A name has at most 64 characters: the prefix (20), the instance's id (20), a digest of the role's purpose,
+    and the region (14). The region is needed because all regions of an account share its roles.
+    """
+
+    def __init__(self, settings: DeploymentSettings) -> None:
+        self._settings = settings
+
+    def visit(self, node: IConstruct) -> None:
+        path, prefix = self._settings.iam.role_path, self._settings.iam.role_prefix
+        if isinstance(node, iam.CfnRole | iam.CfnInstanceProfile | iam.CfnManagedPolicy) and path != "/":
+            node.add_property_override("Path", path)
+        if isinstance(node, iam.CfnRole) and prefix:
+            # with the path, as a role of another path is another role, made while the old one has its name
+            stack = cdk.Stack.of(node)
+            # from its stack on, so that it stays the same when the instance moves into another app
+            below = node.node.path[node.node.path.index(stack.node.id) :]
+            what = hashlib.sha256(f"{path} {below}".encode()).hexdigest()[:DIGEST_CHARACTERS]
+            name = f"{prefix}{self._settings.id}-{what}-{stack.region}"
+            node.add_property_override("RoleName", name)
+
+
 def stack_of(scope: Construct) -> InstanceStack:
     """Returns the stack of a construct."""
     stack = cdk.Stack.of(scope)
     assert isinstance(stack, InstanceStack)  # noqa: S101
     return stack
+
+
+def resource(construct: IConstruct, kind: type[Resource]) -> Resource:
+    """Returns the resource of a construct in the template, to set what the construct has no argument for."""
+    found = construct.node.default_child
+    assert isinstance(found, kind)  # noqa: S101
+    return found
 
 
 def title(scope: Construct) -> str:

@@ -20,17 +20,15 @@ from constructs import Construct
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.resources import state_parameter
 from dormouse.settings.section import ACTIVE_SECONDS_MAX
-from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.function import Function
+from stacks.constructs.permissions import allow, arn
 from stacks.database import NAME, PORT, ROWS_NAME
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import Foundation, UpperStack
 from stacks.storage import DATA_PREFIX
 
 RESOURCE_TYPE = "Custom::DormouseMigration"
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
-BEGIN_MEMORY_MB = 256
 BEGIN_SECONDS_MAX = 60 + ACTIVE_SECONDS_MAX
 """The first lambda waits until the second is active."""
 
@@ -41,7 +39,7 @@ ANSWER_SECONDS_MAX = 2 * (BEGIN_SECONDS_MAX + QUEUED_SECONDS_MAX) + TIMEOUT_SECO
 """The time after which CloudFormation gives up. No lambda can still be running then."""
 
 
-class MigrateStack(InstanceStack):
+class MigrateStack(UpperStack):
     """A stack that migrates the database.
 
     Its custom resource has a property that changes with the migrations. So CloudFormation updates the
@@ -50,65 +48,59 @@ class MigrateStack(InstanceStack):
 
     def __init__(self, scope: Construct, foundation: Foundation) -> None:
         settings, database = foundation.settings, foundation.database
-        super().__init__(scope, "migrate", settings, description="migrations of the database")
-        self._foundation = foundation
+        super().__init__(scope, "migrate", foundation, description="migrations of the database")
         lambda_ = self._migrating()
         begin = self._beginning(lambda_)
         rows = {"RowDatabases": " ".join(names)} if (names := database.row_databases) else {}
-        migration = cdk.CustomResource(
-            self,
+        migration = self._migration(
+            begin,
             "Migration",
+            NAME,
+            host=database.fact(self, "endpoint"),
+            secret=database.fact(self, "secret"),
+            DeployPaused=str(settings.deploy_paused).lower(),
+            **rows,
+        )
+        migration.node.add_dependency(lambda_, begin)
+        for number, facts in enumerate(database.row_cluster_facts(self), start=1):
+            only_rows = self._migration(begin, f"Rows{number}", ROWS_NAME, **facts, RowsOnly="true")
+            only_rows.node.add_dependency(migration)
+
+    def _migration(
+        self, begin: Function, name: str, database: str, *, host: str, secret: str, **properties: str
+    ) -> cdk.CustomResource:
+        """Creates the custom resource of a database, which changes with the migrations and their roles."""
+        return cdk.CustomResource(
+            self,
+            name,
             resource_type=RESOURCE_TYPE,
             service_token=begin.function.function_arn,
             service_timeout=cdk.Duration.seconds(ANSWER_SECONDS_MAX),
             properties={
-                "Host": database.fact(self, "endpoint"),
+                "Host": host,
                 "Port": str(PORT),
-                "Database": NAME,
-                "Secret": database.fact(self, "secret"),
-                "Migrations": foundation.assets.migrations(),
-                "DeployPaused": str(settings.deploy_paused).lower(),
-                **rows,
+                "Database": database,
+                "Secret": secret,
+                "Migrations": self.foundation.assets.migrations(),
+                **properties,
             },
         )
-        migration.node.add_dependency(lambda_, begin)
-        for number, facts in enumerate(database.row_cluster_facts(self), start=1):
-            cdk.CustomResource(
-                self,
-                f"Rows{number}",
-                resource_type=RESOURCE_TYPE,
-                service_token=begin.function.function_arn,
-                service_timeout=cdk.Duration.seconds(ANSWER_SECONDS_MAX),
-                properties={
-                    "Host": facts["host"],
-                    "Port": str(PORT),
-                    "Database": ROWS_NAME,
-                    "Secret": facts["secret"],
-                    "Migrations": foundation.assets.migrations(),  # they have the roles of these migrations
-                    "RowsOnly": "true",
-                },
-            ).node.add_dependency(migration)
 
     def _migrating(self) -> Function:
-        foundation = self._foundation
+        foundation = self.foundation
         lambda_ = Function(
             self,
             "Migrate",
-            settings=self.settings,
-            name="migrate",
-            code=foundation.assets.lambda_code("migrate"),
+            assets=foundation.assets,
             handler="lambdas.migrate.handler",
             description="Migrates the database",
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=MigrateEnvironment.variables(
-                instance_id=self.settings.id, objects=foundation.storage.objects
-            ),
+            environment=MigrateEnvironment,
             placement=foundation.network.placement,
+            objects=foundation.storage.objects,
         )
         _once(lambda_)
-        assert lambda_.security_group is not None  # noqa: S101
-        let_out_to_s3(lambda_.security_group)
         foundation.database.let_in_as_administrator(lambda_.security_group, lambda_.role)
         foundation.storage.allow_objects(lambda_.role, ["s3:GetObject", "s3:PutObject"])
         leftovers = f"{DATA_PREFIX}/owner/now"  # of the previous owner
@@ -116,41 +108,27 @@ class MigrateStack(InstanceStack):
         return lambda_
 
     def _beginning(self, migrating: Function) -> Function:
-        database = self._foundation.database
+        database = self.foundation.database
         begin = Function(
             self,
             "Begin",
-            settings=self.settings,
-            name="migrate",
-            code=self._foundation.assets.lambda_code("migrate"),
+            assets=self.foundation.assets,
             handler="lambdas.migrate.begin",
             description="Gets the login of the master user for the migrations",
-            memory_mb=BEGIN_MEMORY_MB,
             timeout_seconds=BEGIN_SECONDS_MAX,
-            environment=BeginMigrationEnvironment.variables(
-                instance_id=self.settings.id, migrate_function=migrating.function.function_name
-            ),
+            environment=BeginMigrationEnvironment,
+            migrate_function=migrating.function.function_name,
         )
-        secrets = [
-            database.fact(self, "secret"),
-            *(one["secret"] for one in database.row_cluster_facts(self)),
-        ]
-        begin.allow(["secretsmanager:GetSecretValue"], secrets)
-        begin.allow(
-            ["kms:Decrypt"],
-            [database.fact(self, "key")],
-            {"StringEquals": {"kms:ViaService": f"secretsmanager.{self.region}.{self.url_suffix}"}},
-        )
-        state = self.format_arn(
-            service="ssm",
-            resource="parameter",
-            resource_name=state_parameter(self.settings.id).removeprefix("/"),
-        )
-        begin.allow(["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], [state])
-        begin.allow(
-            ["lambda:GetFunctionConfiguration", "lambda:InvokeFunction"], [migrating.function.function_arn]
-        )
-        begin.allow(["cloudformation:DescribeStacks"], [self.stack_id])
+        role, fact = begin.role, database.fact
+        secrets = [fact(self, "secret"), *(one["secret"] for one in database.row_cluster_facts(self))]
+        allow(role, ["secretsmanager:GetSecretValue"], secrets)
+        by_secrets = {"kms:ViaService": f"secretsmanager.{self.region}.{self.url_suffix}"}
+        allow(role, ["kms:Decrypt"], [fact(self, "key")], {"StringEquals": by_secrets})
+        state = arn(self, "ssm", f"parameter{state_parameter(self.settings.id)}")
+        allow(role, ["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], [state])
+        calls = ["lambda:GetFunctionConfiguration", "lambda:InvokeFunction"]
+        allow(role, calls, [migrating.function.function_arn])
+        allow(role, ["cloudformation:DescribeStacks"], [self.stack_id])
         _once(begin)
         return begin
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.deployment import ZONES_MAX, DeploymentSettings, NetworkSettings
-from stacks.acknowledge import acknowledge
 from stacks.constructs.function import Placement
-from stacks.constructs.log_group import log_group
-from stacks.constructs.service_role import service_role
+from stacks.constructs.permissions import acknowledge, arn, service_role
+from stacks.constructs.retained import log_group
 from stacks.instance_stack import InstanceStack
 
 OBJECT_ACTIONS = [
@@ -83,7 +85,7 @@ class NetworkStack(InstanceStack):
         if network.availability_zones:
             acknowledge(vpc, "CloudFormation-Validate::W3010", "these zones are those of the settings")
         flow_log = log_group(self, "FlowLogs", days=network.flow_log_days)
-        flows = self.format_arn(service="ec2", resource="vpc-flow-log", resource_name="*")
+        flows = arn(self, "ec2", "vpc-flow-log/*")
         writer = service_role(self, "FlowLogRole", "vpc-flow-logs", sources=flows)
         vpc.add_flow_log("FlowLog", destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_log, writer))
         for value in (vpc.vpc_id, *(subnet.subnet_id for subnet in vpc.isolated_subnets)):
@@ -114,64 +116,42 @@ class NetworkStack(InstanceStack):
             "S3Endpoint",
             vpc=self.placement.vpc,
             service=ec2.GatewayVpcEndpointAwsService.S3,
-            subnets=[ec2.SubnetSelection(subnets=self.placement.subnets)],
+            subnets=[self.placement.selection],
         )
-        anyone = [iam.AnyPrincipal()]
-        endpoint.add_to_policy(
-            iam.PolicyStatement(
-                sid="BucketsOfThisAccount",
-                principals=anyone,
-                actions=OBJECT_ACTIONS,
-                resources=["*"],
-                conditions={"StringEquals": {"aws:ResourceAccount": self.account}},
-            )
-        )
-        region = cdk.Fn.join("", cdk.Fn.split("-", self.region))
-        endpoint.add_to_policy(
-            iam.PolicyStatement(
-                sid="AnswersToCloudFormation",
-                principals=anyone,
-                actions=["s3:PutObject"],
-                resources=[
-                    f"arn:{self.partition}:s3:::cloudformation-custom-resource-response-{region}/*",
-                    f"arn:{self.partition}:s3:::cloudformation-waitcondition-{self.region}/*",
-                ],
-            )
-        )
-        if self.settings.compaction is not None and self.settings.compaction.engine != "emr-serverless":
-            self._let_out_to_emr(endpoint)
-        if self.settings.has_tasks:
-            endpoint.add_to_policy(
-                iam.PolicyStatement(
-                    sid="LayersOfImages",
-                    principals=anyone,
-                    actions=["s3:GetObject"],
-                    resources=[f"arn:{self.partition}:s3:::prod-{self.region}-starport-layer-bucket/*"],
-                )
-            )
-
-    def _let_out_to_emr(self, endpoint: ec2.GatewayVpcEndpoint) -> None:
-        """Allows access through the S3 endpoint to the buckets that EMR clusters on EC2 read when they start.
-
-        EMR's documentation lists these buckets for private subnets.
-        """
-        data = [f"aws157-instance-data-{number}-prod-{self.region}" for number in (0, 1)]
-        # One region has other names, and the region may be known only at deployment.
-        data += [f"aws157-instance-data-bucket-{number}-prod-ap-southeast-2" for number in (0, 1)]
-        packages = [
-            f"prod.{self.region}.appinfo.src",
-            f"repo.{self.region}.emr.amazonaws.com",
-            f"al2023-repos-{self.region}-de612dc2",
-        ]
-        for sid, actions, buckets in (
-            ("PackagesOfEmr", ["s3:GetObject"], packages),
-            ("DataOfEmr", ["s3:GetObject", "s3:PutObject"], data),
-        ):
+        for sid, actions, resources, conditions in self._ways_out():
             endpoint.add_to_policy(
                 iam.PolicyStatement(
                     sid=sid,
                     principals=[iam.AnyPrincipal()],
                     actions=actions,
-                    resources=[f"arn:{self.partition}:s3:::{bucket}/*" for bucket in buckets],
+                    resources=resources,
+                    conditions=conditions,
                 )
             )
+
+    def _ways_out(self) -> Iterator[tuple[str, list[str], list[str], dict[str, Any] | None]]:
+        """Yields id, actions, resources and conditions of each statement in the policy of the endpoint."""
+        ours = {"StringEquals": {"aws:ResourceAccount": self.account}}
+        yield "BucketsOfThisAccount", OBJECT_ACTIONS, ["*"], ours
+        region = cdk.Fn.join("", cdk.Fn.split("-", self.region))
+        responses = f"cloudformation-custom-resource-response-{region}"
+        answers = self._objects(responses, f"cloudformation-waitcondition-{self.region}")
+        yield "AnswersToCloudFormation", ["s3:PutObject"], answers, None
+        if self.settings.compaction is not None and self.settings.compaction.engine != "emr-serverless":
+            # EMR's documentation lists the buckets that clusters in private subnets read when they start.
+            packages = self._objects(
+                f"prod.{self.region}.appinfo.src",
+                f"repo.{self.region}.emr.amazonaws.com",
+                f"al2023-repos-{self.region}-de612dc2",
+            )
+            yield "PackagesOfEmr", ["s3:GetObject"], packages, None
+            data = [f"aws157-instance-data-{number}-prod-{self.region}" for number in (0, 1)]
+            # One region has other names, and the region may be known only at deployment.
+            data += [f"aws157-instance-data-bucket-{number}-prod-ap-southeast-2" for number in (0, 1)]
+            yield "DataOfEmr", ["s3:GetObject", "s3:PutObject"], self._objects(*data), None
+        if self.settings.has_tasks:
+            layers = self._objects(f"prod-{self.region}-starport-layer-bucket")
+            yield "LayersOfImages", ["s3:GetObject"], layers, None
+
+    def _objects(self, *buckets: str) -> list[str]:
+        return [f"arn:{self.partition}:s3:::{bucket}/*" for bucket in buckets]

@@ -11,7 +11,6 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda_event_sources as event_sources
 
 from dormouse.settings.deployment import MonitoringSettings, PauseSettings
-from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import (
     PauseResources,
     Resources,
@@ -20,21 +19,19 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from dormouse.settings.section import SCHEDULED_SECONDS_MAX, VISIBILITY_FACTOR
-from stacks.constructs.allow import allow
 from stacks.constructs.function import Function
 from stacks.constructs.monitors import Monitors
+from stacks.constructs.permissions import allow, arn
 from stacks.constructs.queue import Queue
 from stacks.constructs.sleeping import Switch
-from stacks.foundation import Foundation
-from stacks.instance_stack import APPLICATION, InstanceStack
+from stacks.foundation import UpperStack
+from stacks.instance_stack import APPLICATION
 from stacks.part import Part
 
-COLON = cdk.ArnFormat.COLON_RESOURCE_NAME
 LOOK_SECONDS = 540
 """The time after which SQS delivers a message again. It does so until the desired state is reached."""
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
-MEMORY_MB = 256
 MESSAGE_DAYS = 1
 """The number of days for which a message is delivered again. Then it becomes a dead letter, which raises an
 alarm."""
@@ -51,15 +48,10 @@ class Pause(Part):
     """
 
     def __init__(
-        self,
-        stack: InstanceStack,
-        foundation: Foundation,
-        pause: PauseSettings,
-        parts: Sequence[Part],
-        switch: Switch | None,
+        self, stack: UpperStack, pause: PauseSettings, parts: Sequence[Part], switch: Switch | None
     ) -> None:
-        super().__init__(stack, "pause", foundation)
-        cluster_arn = foundation.database.arn(stack)
+        super().__init__(stack, "pause")
+        cluster_arn = self.foundation.database.arn(stack)
         # long enough for work whose schedule one call turned off to end before the next call
         look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60 + 2 * SCHEDULED_SECONDS_MAX)
         self._queue = Queue(
@@ -73,23 +65,18 @@ class Pause(Part):
         self._function = Function(
             self,
             "Pause",
-            settings=self.settings,
-            name="pause",
-            code=foundation.assets.lambda_code("pause"),
+            assets=self.foundation.assets,
             handler="lambdas.pause.handler",
             description="Keeps the instance paused or running, according to the desired state",
-            memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
-            environment=Environment.variables(instance_id=self.settings.id),
         )
-        self._function.allow(
-            ["rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"], [cluster_arn]
-        )
-        self._let_look()
+        role = self._function.role
+        allow(role, ["rds:DescribeDBClusters", "rds:StartDBCluster", "rds:StopDBCluster"], [cluster_arn])
+        self._let_look(role)
         for part in parts:
-            part.let_keep(self._function.role)
+            part.let_keep(role)
         if switch is not None:
-            self._function.allow(["lambda:InvokeFunction"], [switch.function.function_arn])
+            allow(role, ["lambda:InvokeFunction"], [switch.function.function_arn])
         self._function.function.add_event_source(
             event_sources.SqsEventSource(
                 self._queue.queue, batch_size=1, max_concurrency=2, report_batch_item_failures=True
@@ -97,7 +84,7 @@ class Pause(Part):
         )
         self._rule = self._create_rule(cluster_arn)
         # When the rule is off, as while the instance is destroyed, the lambda ignores a running instance.
-        self._function.allow(["events:DescribeRule"], [self._rule.rule_arn])
+        allow(role, ["events:DescribeRule"], [self._rule.rule_arn])
         self.describe(
             PauseResources(
                 rule=self._rule.rule_name,
@@ -117,25 +104,19 @@ class Pause(Part):
         monitors.called("Pause", self._function.function)
         monitors.pause()
 
-    def _let_look(self) -> None:
+    def _let_look(self, role: iam.Role) -> None:
         """Allows the lambda to read the state of the instance."""
-        name, arn, function = self.settings.id, self.stack.format_arn, self._function
+        name = self.settings.id
         names = [resources_parameter(name, part) for part in Resources.model_fields] + [state_parameter(name)]
-        parameters = [
-            arn(service="ssm", resource="parameter", resource_name=one.removeprefix("/")) for one in names
-        ]
-        function.allow(["ssm:GetParameter"], parameters)
-        stacks = [
-            arn(service="cloudformation", resource="stack", resource_name=f"{stack_name(name, one)}/*")
-            for one in ("migrate", APPLICATION)
-        ]
+        allow(role, ["ssm:GetParameter"], [arn(self, "ssm", f"parameter{one}") for one in names])
+        both = ("migrate", APPLICATION)
+        stacks = [arn(self, "cloudformation", f"stack/{stack_name(name, one)}/*") for one in both]
         because = "the id after the name of a stack differs for each new stack"
-        function.allow(["cloudformation:DescribeStacks"], stacks, because=because)
-        members = arn(service="rds", resource="db", resource_name="*", arn_format=COLON)
+        allow(role, ["cloudformation:DescribeStacks"], stacks, because=because)
         because = "the writer of the cluster can change; the action only reads"
-        function.allow(["rds:DescribeDBInstances"], [members], because=because)
+        allow(role, ["rds:DescribeDBInstances"], [arn(self, "rds", "db:*")], because=because)
         # supports no resource-level permissions, like X-Ray's actions
-        function.allow(["cloudwatch:GetMetricData"], ["*"])
+        allow(role, ["cloudwatch:GetMetricData"], ["*"])
 
     def _create_rule(self, cluster_arn: str) -> events.Rule:
         return events.Rule(

@@ -11,11 +11,10 @@ import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 
 from dormouse.settings.resources import INSTANCE_TAG, PREFIX
-from stacks.constructs.allow import allow
+from stacks.constructs.permissions import allow, arn
 from stacks.constructs.sleeping import Switch
 from stacks.database import READ_ROLE
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
 from stacks.part import Part
 
 LOOKS = [
@@ -43,10 +42,8 @@ LETTERS = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessa
 class Policies(Part):
     """The policies. Administrators attach them to users, roles and permission sets."""
 
-    def __init__(
-        self, stack: InstanceStack, foundation: Foundation, parts: Sequence[Part], switch: Switch | None
-    ) -> None:
-        super().__init__(stack, "policies", foundation)
+    def __init__(self, stack: UpperStack, parts: Sequence[Part], switch: Switch | None) -> None:
+        super().__init__(stack, "policies")
         for name in self.settings.iam.policies:
             description = f"Dormouse {self.settings.id}: {name}"
             policy = iam.ManagedPolicy(self, name.capitalize(), description=description)
@@ -77,10 +74,9 @@ class Policies(Part):
         cluster = self.foundation.database.arn(self.stack)
         allow(policy, ["rds:StartDBCluster", "rds:StopDBCluster"], [cluster])
         allow(policy, ["ssm:PutParameter"], [self._parameter("/desired")])
-        queues = self.stack.format_arn(service="sqs", resource="*")
+        queues = arn(self, "sqs", "*")
         ours = {"StringEquals": {f"aws:ResourceTag/{INSTANCE_TAG}": self.settings.id}}
         allow(policy, LETTERS, [queues], ours, because="the queues with the tag of this instance")
 
     def _parameter(self, below: str) -> str:
-        name = f"{PREFIX.removeprefix('/')}/{self.settings.id}{below}"
-        return self.stack.format_arn(service="ssm", resource="parameter", resource_name=name)
+        return arn(self, "ssm", f"parameter{PREFIX}/{self.settings.id}{below}")

@@ -12,15 +12,13 @@ from constructs import Construct
 
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.resources import StorageResources
-from stacks.constructs.access_logs import access_logs
-from stacks.constructs.allow import allow
-from stacks.constructs.copy_names import copy_names
-from stacks.constructs.key import key_of
-from stacks.constructs.replication import Replication
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.permissions import acknowledge_resources, allow
+from stacks.constructs.retained import access_logs, key_of, private_bucket
+from stacks.copy import Replication, copy_names
 from stacks.instance_stack import InstanceStack
 
 DATA_PREFIX = "data"
+CHANGE_ACTIONS = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
 BALANCER_LOGS = "query"
 """The prefix, in the bucket of access logs, of the logs of the query service's load balancer."""
 
@@ -48,9 +46,7 @@ class StorageStack(InstanceStack):
         )
         self.objects = f"s3://{self.data_bucket.bucket_name}/{DATA_PREFIX}"
         if (copy := copy_names(settings)) is not None:
-            Replication(
-                self, "Replication", bucket=self.data_bucket, key=self.key, prefix=f"{DATA_PREFIX}/", to=copy
-            )
+            Replication(self, bucket=self.data_bucket, key=self.key, prefix=f"{DATA_PREFIX}/", to=copy)
         self._export()
 
     def allow_objects(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str]) -> None:
@@ -60,20 +56,13 @@ class StorageStack(InstanceStack):
         """
         by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{self.region}.{self.url_suffix}"}}
         key_actions = ["kms:Decrypt", *(["kms:GenerateDataKey"] if "s3:PutObject" in actions else [])]
-        for allowed, resource, conditions in (
-            (list(actions), f"{self.data_bucket.bucket_arn}/{DATA_PREFIX}/*", None),
-            (["s3:ListBucket"], self.data_bucket.bucket_arn, None),
-            (key_actions, self.key.key_arn, by_s3),
-        ):
-            allow(grantee, allowed, [resource], conditions)
-        self._acknowledge_below(grantee, DATA_PREFIX)
+        self.allow_below(grantee, actions, DATA_PREFIX)
+        allow(grantee, ["s3:ListBucket"], [self.data_bucket.bucket_arn])
+        allow(grantee, key_actions, [self.key.key_arn], by_s3)
 
-    def allow_below(self, role: iam.Role, actions: Sequence[str], folder: str) -> None:
+    def allow_below(self, grantee: iam.Role | iam.ManagedPolicy, actions: Sequence[str], folder: str) -> None:
         """Allows actions on the objects below one folder of the data bucket."""
-        allow(role, actions, [self.data_bucket.arn_for_objects(f"{folder}/*")])
-        self._acknowledge_below(role, folder)
-
-    def _acknowledge_below(self, grantee: iam.Role | iam.ManagedPolicy, folder: str) -> None:
+        allow(grantee, actions, [self.data_bucket.arn_for_objects(f"{folder}/*")])
         exported = self.export_value(self.data_bucket.bucket_arn)  # as grantees in other stacks refer to it
         because = "these objects, and nothing else, are below this prefix"
         acknowledge_resources(grantee, [f"{exported}/{folder}/*"], because)
@@ -93,21 +82,14 @@ class StorageStack(InstanceStack):
 
     def _bucket(self, name: str, *, versioned: bool, rule: s3.LifecycleRule) -> s3.Bucket:
         uploads = cdk.Duration.days(self.settings.storage.incomplete_upload_days)
-        return s3.Bucket(
+        return private_bucket(
             self,
             name,
-            encryption=s3.BucketEncryption.KMS,
-            encryption_key=self.key,
-            bucket_key_enabled=True,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            server_access_logs_bucket=self.access_logs,
+            key=self.key,
+            logs=self.access_logs,
             server_access_logs_prefix=f"{name.lower()}/",
             versioned=versioned,
             lifecycle_rules=[rule, s3.LifecycleRule(abort_incomplete_multipart_upload_after=uploads)],
-            removal_policy=self.removal_policy,
         )
 
     def _export(self) -> None:

@@ -10,13 +10,13 @@ from aws_cdk import aws_lambda as lambda_
 from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import TablesResources
-from stacks.constructs.allow import allow
 from stacks.constructs.database_function import DatabaseFunction
 from stacks.constructs.monitors import Monitors
+from stacks.constructs.permissions import allow
 from stacks.database import OWNER_ROLE, READ_ROLE
-from stacks.foundation import Foundation
-from stacks.instance_stack import InstanceStack
+from stacks.foundation import UpperStack
 from stacks.part import Part
+from stacks.storage import CHANGE_ACTIONS
 
 MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
@@ -35,15 +35,10 @@ class Tables(Part):
     Only people call the lambdas. A pause leaves them as they are, because they cost nothing when unused.
     """
 
-    def __init__(self, stack: InstanceStack, foundation: Foundation) -> None:
-        super().__init__(stack, "tables", foundation)
+    def __init__(self, stack: UpperStack) -> None:
+        super().__init__(stack, "tables")
         self._show = self._function("Show", "Lists and describes tables", READ_ROLE, ["s3:GetObject"])
-        self._change = self._function(
-            "Change",
-            "Makes, changes and drops tables",
-            OWNER_ROLE,
-            ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
-        )
+        self._change = self._function("Change", "Makes, changes and drops tables", OWNER_ROLE, CHANGE_ACTIONS)
         show, change = self._show.function_name, self._change.function_name
         self.describe(TablesResources(show=show, change=change))
 
@@ -62,14 +57,12 @@ class Tables(Part):
         return DatabaseFunction(
             self,
             name,
-            foundation=self.foundation,
-            name="tables",
             handler=f"lambdas.tables.{name.lower()}",
             description=description,
             memory_mb=MEMORY_MB,
             timeout_seconds=TIMEOUT_SECONDS,
             environment=DatabaseEnvironment,
-            values={"connect_seconds_max": CONNECT_SECONDS_MAX},
             database_role=role,
             object_actions=actions,
+            connect_seconds_max=CONNECT_SECONDS_MAX,
         ).function

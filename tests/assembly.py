@@ -208,11 +208,11 @@ def short(full: str) -> str:
 
 def synthesize(configuration: DeploymentSettings, folder: Path, *, checked: bool = True) -> Assembly:
     """Synthesizes a configuration into a folder. Without the cdk-nag check, this takes half the time."""
-    from stacks.assets import StubAssets
+    from stacks.assets import Assets
     from stacks.instance import build, new_app
 
     app = new_app(str(folder))
-    build(configuration, assets=StubAssets(Path(f"{folder}.stubs")), app=app)
+    build(configuration, assets=Assets(Path(f"{folder}.stubs")), app=app)
     if checked:
         check(app)
     else:

@@ -12,16 +12,14 @@ import jsii
 from aws_cdk import aws_rds as rds
 from constructs import Construct
 
-from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import state_parameter
 from stacks.assets import Assets
 from stacks.constructs.function import Function
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.permissions import allow, arn
 from stacks.instance_stack import InstanceStack
 
 RESOURCE_TYPE = "Custom::DormouseDatabaseGuard"
 SECONDS_MAX = 60
-MEMORY_MB = 256
 
 
 def guard(
@@ -39,26 +37,17 @@ def guard(
     lambda_ = Function(
         stack,
         "Guard",
-        settings=settings,
+        assets=assets,
         name="guard",
-        code=assets.lambda_code("pause"),
         handler="lambdas.pause.guard",
         description="Keeps deploys from a database that is stopped",
-        memory_mb=MEMORY_MB,
         timeout_seconds=SECONDS_MAX,
-        environment=Environment.variables(instance_id=settings.id),
     )
-    name = state_parameter(settings.id).removeprefix("/")
-    state = stack.format_arn(service="ssm", resource="parameter", resource_name=name)
-    lambda_.allow(["ssm:GetParameter"], [state])
-    lambda_.allow(["cloudformation:DescribeStacks", "cloudformation:ListStackResources"], [stack.stack_id])
-    clusters = stack.format_arn(
-        service="rds", resource="cluster", resource_name="*", arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME
-    )
-    lambda_.allow(["rds:DescribeDBClusters"], [clusters])
-    acknowledge_resources(
-        lambda_.role, [clusters], "it reads its own clusters, whose names CloudFormation makes after it"
-    )
+    role = lambda_.role
+    allow(role, ["ssm:GetParameter"], [arn(stack, "ssm", f"parameter{state_parameter(settings.id)}")])
+    allow(role, ["cloudformation:DescribeStacks", "cloudformation:ListStackResources"], [stack.stack_id])
+    because = "it reads its own clusters, whose names CloudFormation makes after it"
+    allow(role, ["rds:DescribeDBClusters"], [arn(stack, "rds", "cluster:*")], because=because)
     resource = cdk.CustomResource(
         stack,
         "Guarded",

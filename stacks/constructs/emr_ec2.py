@@ -5,7 +5,7 @@ The submitting lambda creates clusters. CloudFormation could not create a cluste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aws_cdk as cdk
@@ -17,14 +17,11 @@ from constructs import Construct
 
 from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
-from stacks.acknowledge import acknowledge
-from stacks.constructs.allow import allow
-from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.emr_service_role import EmrServiceRole
 from stacks.constructs.endpoints import Endpoints, emr_services
-from stacks.constructs.function import Function, Placement
-from stacks.constructs.security_group import closed_group
-from stacks.constructs.wildcards import acknowledge_resources
+from stacks.constructs.function import Placement
+from stacks.constructs.permissions import acknowledge, acknowledge_resources, allow, arn, service_role
+from stacks.constructs.security_group import closed_group, let_out_to_s3
+from stacks.foundation import foundation_of
 from stacks.instance_stack import title
 
 SERVICE_PORT = 443
@@ -41,32 +38,74 @@ SPARK_PROPERTIES = {
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
 }
 """Properties that encrypt the data that executors exchange and spill. YARN makes the secrets for each run."""
+DESCRIBE_ACTIONS = [
+    "ec2:DescribeAccountAttributes",
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribeDhcpOptions",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstances",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeNetworkAcls",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumeStatus",
+    "ec2:DescribeVolumes",
+    "ec2:DescribeVpcAttribute",
+    "ec2:DescribeVpcEndpoints",
+    "ec2:DescribeVpcs",
+]
+LAUNCH_ACTIONS = [
+    "ec2:CreateFleet",
+    "ec2:CreateLaunchTemplate",
+    "ec2:CreateLaunchTemplateVersion",
+    "ec2:RunInstances",
+]
+RULE_ACTIONS = [
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:RevokeSecurityGroupEgress",
+    "ec2:RevokeSecurityGroupIngress",
+]
+KEY_ACTIONS = [
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:Encrypt",
+    "kms:GenerateDataKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+]
+MADE = ("instance", "launch-template", "network-interface", "volume")
 
 
 class EmrEc2(Construct):
     """The resources of EMR clusters on EC2.
 
-    Runs have the permissions of `role`, and connect from `security_groups`.
+    Runs have the permissions of `role`, and connect from `security_groups`. `values` are the environment
+    variables of the lambdas that control runs.
     """
 
     def __init__(
         self,
         scope: Construct,
-        construct_id: str,
         *,
-        instance_id: str,
         compaction: EmrStepsCompaction | EmrTransientCompaction,
-        placement: Placement,
-        key: kms.IKey,
         log_uri: str,
     ) -> None:
-        super().__init__(scope, construct_id)
-        self._stack = cdk.Stack.of(self)
-        self._instance_id = instance_id
-        self.cluster_name = cluster_name(instance_id)
-        self._primary = self._security_group("Primary", placement)
-        self._core = self._security_group("Core", placement)
-        self._service = self._security_group("ServiceAccess", placement)
+        super().__init__(scope, "Emr")
+        self._stack, foundation = cdk.Stack.of(self), foundation_of(self)
+        self._instance_id = instance_id = foundation.settings.id
+        self._clusters = arn(self, "elasticmapreduce", "cluster/*")
+        placement, key = foundation.network.placement, foundation.storage.key
+        groups = [
+            closed_group(self, name, placement.vpc, f"{title(self)}: EMR {name}")
+            for name in ("Primary", "Core", "ServiceAccess")
+        ]
+        self._primary, self._core, self._service = groups
         self.security_groups = (self._primary, self._core)
         self._connect()
         self.role = iam.Role(
@@ -76,54 +115,36 @@ class EmrEc2(Construct):
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
         self._profile = iam.InstanceProfile(self, "Profile", role=self.role)
-        service_role = EmrServiceRole(
-            self,
-            "Service",
-            instance_id=instance_id,
-            placement=placement,
-            security_groups=(self._primary, self._core, self._service),
-            instance_role=self.role,
-            key=key,
-        )
-        self._service_role = service_role.role
+        self._service_role = _ServiceRole(Construct(self, "Service"), groups, self.role).role
         self._security = self._security_configuration(key)
-        self.template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
+        template = self._stack.to_json_string(self._request(compaction, placement, log_uri))
+        self.values = {"cluster_name": cluster_name(instance_id), "cluster_template": template}
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         """Allows operators to terminate clusters, whose runs a pause does not wait for."""
-        ours = {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}}
-        because = "the clusters with the tag of this instance"
-        allow(operator, ["elasticmapreduce:TerminateJobFlows"], [self._clusters], ours, because=because)
+        self._allow_clusters(operator, "TerminateJobFlows")
 
-    def create_endpoint(self, scope: Construct, placement: Placement) -> str:
+    def create_endpoint(self, scope: Construct) -> str:
         """Creates the endpoint by which EMR controls clusters, and returns its id.
 
         It has the security group for EMR's access.
         """
-        endpoints = Endpoints(
-            scope,
-            "Endpoints",
-            services=emr_services(self._stack.region),
-            placement=placement,
-            security_group=self._service,
-        )
-        return endpoints.ids[0]
+        services = emr_services(self._stack.region)
+        return Endpoints(scope, services=services, security_group=self._service).ids[0]
 
-    def allow_submit(self, function: Function) -> None:
-        """Allows a lambda to find and create clusters and steps, and to end duplicates."""
-        function.allow(["elasticmapreduce:ListClusters"], ["*"])
-        function.allow(
-            ["elasticmapreduce:RunJobFlow"],
-            ["*"],
-            {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}},
-        )
-        function.allow(
-            ["elasticmapreduce:AddTags"],
-            [self._clusters],
-            {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}},
-        )
-        self._allow_cluster(
-            function,
+    def let_run(self, submit: iam.Role, follow: iam.Role, cancel: iam.Role) -> None:
+        """Allows the roles of lambdas to submit runs, and to see or cancel them.
+
+        To submit means to find and create clusters and steps, and to end duplicates.
+        """
+        self._allow_clusters(follow, "DescribeCluster", "DescribeStep")
+        self._allow_clusters(cancel, "CancelSteps", "DescribeStep", "TerminateJobFlows")
+        ours = {"StringEquals": {f"elasticmapreduce:RequestTag/{INSTANCE_TAG}": self._instance_id}}
+        allow(submit, ["elasticmapreduce:ListClusters"], ["*"])
+        allow(submit, ["elasticmapreduce:RunJobFlow"], ["*"], ours)
+        allow(submit, ["elasticmapreduce:AddTags"], [self._clusters], ours)
+        self._allow_clusters(
+            submit,
             "AddJobFlowSteps",
             "CancelSteps",
             "ListSteps",
@@ -131,49 +152,31 @@ class EmrEc2(Construct):
             "PutManagedScalingPolicy",
             "TerminateJobFlows",
         )
-        for role, service in (
-            (self._service_role, "elasticmapreduce.amazonaws.com"),
-            (self.role, "ec2.amazonaws.com"),
-        ):
-            function.allow(
-                ["iam:PassRole"], [role.role_arn], {"StringEquals": {"iam:PassedToService": service}}
-            )
+        for passed, service in ((self._service_role, "elasticmapreduce"), (self.role, "ec2")):
+            to_service = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
+            allow(submit, ["iam:PassRole"], [passed.role_arn], to_service)
         # EMR creates this role of the account with the first cluster, if the caller may create it
-        function.allow(
+        allow(
+            submit,
             ["iam:CreateServiceLinkedRole"],
-            [self._stack.format_arn(service="iam", region="", resource="role", resource_name=_CLEANUP_ROLE)],
+            [arn(self, "iam", f"role/{_CLEANUP_ROLE}", region=False)],
             {"StringEquals": {"iam:AWSServiceName": "elasticmapreduce.amazonaws.com"}},
         )
         acknowledge(
-            function.role,
+            submit,
             "AwsSolutions-IAM5[Resource::*]",
             "X-Ray's actions, and those to list and create clusters, support no resource-level permissions",
         )
 
-    def allow_follow(self, function: Function) -> None:
-        self._allow_cluster(function, "DescribeCluster", "DescribeStep")
-
-    def allow_cancel(self, function: Function) -> None:
-        self._allow_cluster(function, "CancelSteps", "DescribeStep", "TerminateJobFlows")
-
-    @property
-    def _clusters(self) -> str:
-        return self._stack.format_arn(service="elasticmapreduce", resource="cluster", resource_name="*")
-
-    def _allow_cluster(self, function: Function, *actions: str) -> None:
-        """Allows a lambda these actions on the clusters of this instance.
+    def _allow_clusters(self, grantee: iam.Role | iam.ManagedPolicy, *actions: str) -> None:
+        """Allows these actions on the clusters of this instance.
 
         IAM recognises the clusters by the instance's tag, because their ids are not known before they exist.
         """
-        function.allow(
-            [f"elasticmapreduce:{action}" for action in actions],
-            [self._clusters],
-            {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}},
-        )
-        acknowledge_resources(function.role, [self._clusters], "the clusters with the tag of this instance")
-
-    def _security_group(self, name: str, placement: Placement) -> ec2.SecurityGroup:
-        return closed_group(self, name, placement.vpc, f"{title(self)}: EMR {name}")
+        ours = {"StringEquals": {f"elasticmapreduce:ResourceTag/{INSTANCE_TAG}": self._instance_id}}
+        because = "the clusters with the tag of this instance"
+        every = [f"elasticmapreduce:{action}" for action in actions]
+        allow(grantee, every, [self._clusters], ours, because=because)
 
     def _connect(self) -> None:
         """Adds the rules of the security groups that EMR would otherwise add itself, and the rule for S3."""
@@ -248,6 +251,84 @@ class EmrEc2(Construct):
         if isinstance(compaction, EmrStepsCompaction):
             request["AutoTerminationPolicy"] = {"IdleTimeout": compaction.idle_minutes * 60}
         return request
+
+
+class _ServiceRole:
+    """The service role of EMR, with which it creates and ends machines, but only for this instance.
+
+    It has the managed policy AmazonEMRServicePolicy_v2 without the unused parts. The managed policy restricts
+    resources by a tag of its own. This role restricts them by exact ARN if they have one, else by the
+    instance's tag. Clusters have that tag, and EMR puts it on everything that it creates.
+    """
+
+    def __init__(self, scope: Construct, groups: Sequence[ec2.SecurityGroup], runs: iam.Role) -> None:
+        self._scope, foundation = scope, foundation_of(scope)
+        storage, placement = foundation.storage, foundation.network.placement
+        self._requested = {"StringEquals": {f"aws:RequestTag/{INSTANCE_TAG}": foundation.settings.id}}
+        self._tagged = {"StringEquals": {f"aws:ResourceTag/{INSTANCE_TAG}": foundation.settings.id}}
+        self.role = service_role(
+            scope,
+            "Role",
+            "elasticmapreduce",
+            sources=arn(scope, "elasticmapreduce", "*"),
+            description="EMR, for clusters on EC2",
+        )
+        allowed = [self._arn("security-group", one.security_group_id) for one in groups]
+        subnets = [self._arn("subnet", subnet.subnet_id) for subnet in placement.subnets]
+        allow(self.role, [*LAUNCH_ACTIONS, "ec2:CreateNetworkInterface"], [*subnets, *allowed])
+        self._allow_machines()
+        self._allow_tags()
+        allow(self.role, RULE_ACTIONS, allowed)
+        to_ec2 = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+        allow(self.role, ["iam:PassRole"], [runs.role_arn], to_ec2)
+        keys = [storage.key.key_arn]
+        allow(self.role, KEY_ACTIONS, keys)
+        allow(self.role, ["kms:CreateGrant"], keys, {"Bool": {"kms:GrantIsForAWSResource": "true"}})
+        allow(self.role, DESCRIBE_ACTIONS, ["*"])
+        self._acknowledge()
+
+    def _allow_machines(self) -> None:
+        templates, instances = self._arn("launch-template", "*"), self._arn("instance", "*")
+        volumes, interfaces = self._arn("volume", "*"), self._arn("network-interface", "*")
+        allow(
+            self.role,
+            ["ec2:CreateFleet", "ec2:CreateLaunchTemplateVersion", "ec2:RunInstances"],
+            [templates],
+            self._tagged,
+        )
+        allow(self.role, ["ec2:CreateLaunchTemplate"], [templates], self._requested)
+        allow(self.role, ["ec2:CreateFleet", "ec2:RunInstances"], [instances, volumes], self._requested)
+        allow(self.role, LAUNCH_ACTIONS, [interfaces, self._images, self._arn("fleet", "*")])
+        allow(self.role, ["ec2:CreateNetworkInterface"], [interfaces], self._requested)
+        allow(
+            self.role,
+            ["ec2:DeleteLaunchTemplate", "ec2:DeleteNetworkInterface", "ec2:ModifyInstanceAttribute",
+             "ec2:TerminateInstances"],
+            [templates, interfaces, instances],
+            self._tagged,
+        )  # fmt: skip
+
+    def _allow_tags(self) -> None:
+        made = [self._arn(kind, "*") for kind in MADE]
+        allow(self.role, ["ec2:CreateTags", "ec2:DeleteTags"], made, self._tagged)
+        creating = ["CreateFleet", "CreateLaunchTemplate", "CreateNetworkInterface", "RunInstances"]
+        allow(self.role, ["ec2:CreateTags"], made, {"StringEquals": {"ec2:CreateAction": creating}})
+
+    @property
+    def _images(self) -> str:
+        return arn(self._scope, "ec2", "image/ami-*", account=False)
+
+    def _arn(self, kind: str, name: str) -> str:
+        return arn(self._scope, "ec2", f"{kind}/{name}")
+
+    def _acknowledge(self) -> None:
+        made = [self._arn(kind, "*") for kind in (*MADE, "fleet")]
+        reason = "EMR chooses the names; only resources with the instance's tag or in its subnets are allowed"
+        acknowledge_resources(self.role, made, reason)
+        acknowledge_resources(self.role, [self._images], "EMR chooses its image")
+        acknowledge_resources(
+            self.role, ["*"], "the actions that describe EC2 support no resource-level permissions"
+        )
 
 
 def _fleets(instance_types: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import aws_cdk as cdk
+from typing import Any
+
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_emrserverless as emrserverless
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from dormouse.settings.database import EmrServerlessCompaction
-from stacks.assets import Architecture
-from stacks.constructs.allow import allow
-from stacks.constructs.database_function import let_out_to_s3
-from stacks.constructs.function import Function, Placement
-from stacks.constructs.service_role import service_role
-from stacks.instance_stack import title
+from stacks.constructs.function import Placement
+from stacks.constructs.permissions import allow, arn, service_role
+from stacks.constructs.security_group import group_with_s3
+from stacks.foundation import foundation_of
+from stacks.instance_stack import stack_of, title
 
 MEMORY_GB_PER_VCPU = 4
 DISK_GB_PER_VCPU = 20
@@ -24,53 +24,33 @@ EMR_NAMES = "the runs of this application, which EMR names"
 class EmrServerless(Construct):
     """An application of EMR Serverless.
 
-    Its runs have the permissions of `role` and connect from `security_group`.
+    Its runs have the permissions of `role` and connect from `security_groups`. `values` are the environment
+    variables of the lambdas that control runs.
     """
 
-    def __init__(
-        self,
-        scope: Construct,
-        construct_id: str,
-        *,
-        compaction: EmrServerlessCompaction,
-        architecture: Architecture,
-        placement: Placement,
-        log_uri: str,
-    ) -> None:
-        super().__init__(scope, construct_id)
-        self._stack = cdk.Stack.of(self)
-        self.security_group = ec2.SecurityGroup(
-            self,
-            "SecurityGroup",
-            vpc=placement.vpc,
-            description=f"{title(self)}: Spark",
-            allow_all_outbound=False,
-        )
-        let_out_to_s3(self.security_group)
-        self._application = self._made(compaction, architecture, placement, log_uri)
-        self.application_id = self._application.ref
-        partition, region, account = self._stack.partition, self._stack.region, self._stack.account
-        self.application_arn = (
-            f"arn:{partition}:emr-serverless:{region}:{account}:/applications/{self.application_id}"
-        )
+    def __init__(self, scope: Construct, *, compaction: EmrServerlessCompaction, log_uri: str) -> None:
+        super().__init__(scope, "Emr")
+        placement = foundation_of(self).network.placement
+        group = group_with_s3(self, placement.vpc, f"{title(self)}: Spark")
+        self.security_groups = (group,)
+        application = self._made(compaction, placement, group, log_uri)
+        self.application_arn = arn(self, "emr-serverless", f"/applications/{application.ref}")
         self.role = service_role(
             self, "Role", "emr-serverless", sources=self.application_arn, description="Runs on EMR Serverless"
         )
+        self.values: dict[str, Any] = {
+            "application_id": application.ref,
+            "execution_role": self.role.role_arn,
+            "worker_vcpu": compaction.worker_vcpu,
+        }
 
-    def allow_submit(self, function: Function) -> None:
-        """Allows a lambda to start runs that have this construct's role."""
-        function.allow(["emr-serverless:StartJobRun"], [self.application_arn])
-        function.allow(
-            ["iam:PassRole"],
-            [self.role.role_arn],
-            {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}},
-        )
-
-    def allow_follow(self, function: Function) -> None:
-        self._allow_runs(function, "emr-serverless:GetJobRun")
-
-    def allow_cancel(self, function: Function) -> None:
-        self._allow_runs(function, "emr-serverless:CancelJobRun")
+    def let_run(self, submit: iam.Role, follow: iam.Role, cancel: iam.Role) -> None:
+        """Allows the roles of lambdas to start runs with the role of runs, and to see or cancel them."""
+        allow(submit, ["emr-serverless:StartJobRun"], [self.application_arn])
+        to_emr = {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
+        allow(submit, ["iam:PassRole"], [self.role.role_arn], to_emr)
+        allow(follow, ["emr-serverless:GetJobRun"], [self._runs], because=EMR_NAMES)
+        allow(cancel, ["emr-serverless:CancelJobRun"], [self._runs], because=EMR_NAMES)
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         """Allows operators to stop runs for which a pause does not wait, and the application."""
@@ -81,14 +61,11 @@ class EmrServerless(Construct):
     def _runs(self) -> str:
         return f"{self.application_arn}/jobruns/*"
 
-    def _allow_runs(self, function: Function, action: str) -> None:
-        function.allow([action], [self._runs], because=EMR_NAMES)
-
     def _made(
         self,
         compaction: EmrServerlessCompaction,
-        architecture: Architecture,
         placement: Placement,
+        group: ec2.SecurityGroup,
         log_uri: str,
     ) -> emrserverless.CfnApplication:
         made = emrserverless.CfnApplication
@@ -98,7 +75,7 @@ class EmrServerless(Construct):
             "Application",
             release_label=compaction.release,
             type="SPARK",
-            architecture=architecture.upper(),
+            architecture=stack_of(self).settings.architecture.upper(),
             auto_start_configuration=made.AutoStartConfigurationProperty(enabled=True),
             auto_stop_configuration=made.AutoStopConfigurationProperty(
                 enabled=True, idle_timeout_minutes=compaction.idle_minutes
@@ -109,7 +86,7 @@ class EmrServerless(Construct):
                 disk=f"{vcpu_max * DISK_GB_PER_VCPU} GB",
             ),
             network_configuration=made.NetworkConfigurationProperty(
-                security_group_ids=[self.security_group.security_group_id],
+                security_group_ids=[group.security_group_id],
                 subnet_ids=[subnet.subnet_id for subnet in placement.subnets],
             ),
             monitoring_configuration=made.MonitoringConfigurationProperty(

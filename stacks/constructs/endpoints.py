@@ -9,7 +9,9 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from stacks.constructs.function import Placement
+from stacks.constructs.security_group import closed_group
+from stacks.foundation import foundation_of
+from stacks.instance_stack import title
 
 PULL_ACTIONS = [
     "ecr:BatchCheckLayerAvailability",
@@ -17,8 +19,6 @@ PULL_ACTIONS = [
     "ecr:GetAuthorizationToken",
     "ecr:GetDownloadUrlForLayer",
 ]
-
-
 CHANNELS = [
     "ssmmessages:CreateControlChannel",
     "ssmmessages:CreateDataChannel",
@@ -59,10 +59,7 @@ TASK_SERVICES: Services = {
 """The services that tasks of the query service need."""
 
 QUEUE_SERVICES: Services = {
-    "Queues": (
-        ec2.InterfaceVpcEndpointAwsService.SQS,
-        [*RECEIVE_ACTIONS, "sqs:GetQueueUrl"],
-    ),
+    "Queues": (ec2.InterfaceVpcEndpointAwsService.SQS, [*RECEIVE_ACTIONS, "sqs:GetQueueUrl"]),
 }
 """The service that the task that commits also needs."""
 
@@ -81,23 +78,25 @@ def emr_services(region: str) -> Services:
     return {"Emr": (ec2.InterfaceVpcEndpointService(f"aws.api.{region}.emr-service-cell01", 443), ())}
 
 
+def endpoints_group(
+    scope: Construct, description: str, clients: ec2.SecurityGroup, rule: str
+) -> ec2.SecurityGroup:
+    """Creates the security group of interface endpoints, which only their clients reach."""
+    vpc = foundation_of(scope).network.placement.vpc
+    group = closed_group(scope, "EndpointsGroup", vpc, f"{title(scope)}: {description}")
+    group.connections.allow_from(clients, ec2.Port.tcp(443), rule)
+    return group
+
+
 class Endpoints(Construct):
     """Interface endpoints in only one subnet each, because they cost money in each zone.
 
     Machines in other subnets reach the endpoints by private DNS names.
     """
 
-    def __init__(
-        self,
-        scope: Construct,
-        construct_id: str,
-        *,
-        services: Services,
-        placement: Placement,
-        security_group: ec2.SecurityGroup,
-    ) -> None:
-        super().__init__(scope, construct_id)
-        account = cdk.Stack.of(self).account
+    def __init__(self, scope: Construct, *, services: Services, security_group: ec2.SecurityGroup) -> None:
+        super().__init__(scope, "Endpoints")
+        account, placement = cdk.Stack.of(self).account, foundation_of(self).network.placement
         self.ids: list[str] = []
         for name, (service, actions) in services.items():
             endpoint = ec2.InterfaceVpcEndpoint(
@@ -111,14 +110,13 @@ class Endpoints(Construct):
                 open=False,
             )
             self.ids.append(endpoint.vpc_endpoint_id)
-            if not actions:
-                continue
-            # Else an intruder could send data out with credentials of another account.
-            endpoint.add_to_policy(
-                iam.PolicyStatement(
-                    principals=[iam.AnyPrincipal()],
-                    actions=list(actions),
-                    resources=["*"],
-                    conditions={"StringEquals": {"aws:PrincipalAccount": account}},
+            if actions:
+                # Else an intruder could send data out with credentials of another account.
+                endpoint.add_to_policy(
+                    iam.PolicyStatement(
+                        principals=[iam.AnyPrincipal()],
+                        actions=list(actions),
+                        resources=["*"],
+                        conditions={"StringEquals": {"aws:PrincipalAccount": account}},
+                    )
                 )
-            )

@@ -12,12 +12,11 @@ from constructs import Construct
 
 from dormouse.settings.lambdas import SwitchEnvironment
 from stacks.assets import Assets
-from stacks.constructs.allow import allow
 from stacks.constructs.function import Function
+from stacks.constructs.permissions import allow, arn
 from stacks.instance_stack import InstanceStack
 
 SECONDS_MAX = 60
-MEMORY_MB = 256
 
 
 def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:
@@ -34,17 +33,16 @@ class Switch(Function):
         super().__init__(
             stack,
             "Switch",
-            settings=stack.settings,
+            assets=assets,
             name="switch",
-            code=assets.lambda_code("pause"),
             handler="lambdas.pause.switch",
             description="Lets the parts that cost money by the hour run or sleep",
-            memory_mb=MEMORY_MB,
             timeout_seconds=SECONDS_MAX,
-            environment=SwitchEnvironment.variables(instance_id=stack.settings.id, stack=stack.stack_id),
+            environment=SwitchEnvironment,
+            stack=stack.stack_id,
         )
         self._stack = stack
-        self.allow(["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
+        allow(self.role, ["cloudformation:DescribeStacks", "cloudformation:UpdateStack"], [stack.stack_id])
 
     def let_read_parameters(self) -> None:
         """Allows reading the SSM parameters to which the template of the stack refers so far.
@@ -56,22 +54,17 @@ class Switch(Function):
             for one in self._stack.node.find_all()
             if isinstance(one, cdk.CfnParameter) and one.type.startswith("AWS::SSM::Parameter::Value")
         ]
-        bootstrap = self._parameter("/cdk-bootstrap/*")
+        # the ARNs of AWS's own parameters contain no account
+        arns = [
+            arn(self, "ssm", f"parameter{name}", account=not name.startswith("/aws/"))
+            for name in [*sorted(names), "/cdk-bootstrap/*"]
+        ]
         because = "the version of the CDK's bootstrap"
-        arns = [*map(self._parameter, sorted(names)), bootstrap]
-        self.allow(["ssm:GetParameters"], arns, because=because)
+        allow(self.role, ["ssm:GetParameters"], arns, because=because)
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         """Allows operators to call the lambda, and to see why an update of the stack failed."""
         allow(operator, ["lambda:InvokeFunction"], [self.function.function_arn])
-        name = f"{self._stack.stack_name}/*"
-        stack = self._stack.format_arn(service="cloudformation", resource="stack", resource_name=name)
+        stack = arn(self, "cloudformation", f"stack/{self._stack.stack_name}/*")
         because = "requests by name can be allowed only by name; the id differs for each new stack"
         allow(operator, ["cloudformation:DescribeStackEvents"], [stack], because=because)
-
-    def _parameter(self, name: str) -> str:
-        """Returns the ARN of an SSM parameter. The ARNs of AWS's own parameters contain no account."""
-        account = "" if name.startswith("/aws/") else None
-        return self._stack.format_arn(
-            service="ssm", resource="parameter", resource_name=name.removeprefix("/"), account=account
-        )

@@ -23,10 +23,8 @@ from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
 from dormouse.settings.section import ACTIVE_SECONDS_MAX, INACTIVE_CODES
-from stacks.acknowledge import acknowledge
-from stacks.constructs.allow import allow
-from stacks.constructs.log_group import log_group
-from stacks.constructs.service_role import service_role
+from stacks.constructs.permissions import allow, arn, service_role
+from stacks.constructs.retained import log_group
 from stacks.instance_stack import title
 
 FOLLOW_SECONDS_MIN = 30
@@ -128,12 +126,7 @@ class SparkRuns(Construct):
 
     def let_operate(self, operator: iam.ManagedPolicy) -> None:
         """Allows operators to stop executions for which a pause does not wait."""
-        runs = cdk.Stack.of(self).format_arn(
-            service="states",
-            resource="execution",
-            resource_name=f"{self.state_machine.state_machine_name}:*",
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
+        runs = arn(self, "states", f"execution:{self.state_machine.state_machine_name}:*")
         allow(operator, ["states:StopExecution"], [runs], because="the executions of this state machine")
 
     def _log_name(self) -> str:
@@ -152,12 +145,7 @@ class SparkRuns(Construct):
         submit.add_retry(max_attempts=TRIES_MAX, jitter_strategy=sfn.JitterType.FULL)
         submit.add_catch(report, result_path="$.status")
         submit.next(follow)
-        created = self._call(
-            "Create",
-            create,
-            {"execution": sfn.JsonPath.execution_id},
-            "$.created",
-        )
+        created = self._call("Create", create, {"execution": sfn.JsonPath.execution_id}, "$.created")
         # A retry gets the work that the failed try assigned to the run, without waiting for its deadline.
         created.add_retry(max_attempts=CREATE_TRIES_MAX, interval=cdk.Duration.seconds(CREATE_WAIT_SECONDS))
         begin = sfn.Pass(self, "Begin", result=sfn.Result.from_object({"count": {"looks": 0}}))
@@ -259,20 +247,9 @@ class SparkRuns(Construct):
         return step
 
     def _role(self) -> iam.Role:
-        stack = cdk.Stack.of(self)
-        machines = stack.format_arn(
-            service="states",
-            resource="stateMachine",
-            resource_name="*",
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
-        role = service_role(self, "Role", "states", sources=machines)
+        role = service_role(self, "Role", "states", sources=arn(self, "states", "stateMachine:*"))
         functions = {function.function_arn: None for function in self._called}
-        role.add_to_policy(iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=list(functions)))
-        role.add_to_policy(iam.PolicyStatement(actions=[*LOG_ACTIONS, *TRACE_ACTIONS], resources=["*"]))
-        acknowledge(
-            role,
-            "AwsSolutions-IAM5[Resource::*]",
-            "the actions of log delivery and X-Ray support no resource-level permissions",
-        )
+        allow(role, ["lambda:InvokeFunction"], list(functions))
+        because = "the actions of log delivery and X-Ray support no resource-level permissions"
+        allow(role, [*LOG_ACTIONS, *TRACE_ACTIONS], ["*"], because=because)
         return role

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stacks.constructs.commit_service import ALIVE
+from stacks.commit import ALIVE
 from tests.assembly import Assembly
 from tests.commits import compaction
 from tests.standard import OF_KEYS

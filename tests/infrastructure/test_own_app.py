@@ -163,11 +163,11 @@ def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp
     import aws_cdk as cdk
 
     from stacks import Dormouse
-    from stacks.assets import StubAssets
+    from stacks.assets import Assets
 
     opposite = {"@aws-cdk/aws-iam:minimizePolicies": False, "@aws-cdk/aws-kms:aliasNameRef": False}
     app = cdk.App(outdir=str(tmp_path), context=opposite)
-    Dormouse(app, "Default", CONFIGURATIONS[name](), assets=StubAssets(Path(f"{tmp_path}.stubs")))
+    Dormouse(app, "Default", CONFIGURATIONS[name](), assets=Assets(Path(f"{tmp_path}.stubs")))
     app.synth()
     found = {key.rpartition("-")[2]: one for key, one in stacks_of(tmp_path).items()}
     text = json.dumps(reviewable(by_part(found))).replace(
@@ -181,13 +181,13 @@ def test_names_of_roles_stay_when_an_instance_moves_into_an_own_app(tmp_path: Pa
     import aws_cdk as cdk
 
     from stacks import Dormouse
-    from stacks.assets import StubAssets
+    from stacks.assets import Assets
     from tests.assembly import synthesize
 
     named = settings("minimal", iam={"role_prefix": "acme-"})
     synthesize(named, tmp_path / "ours", checked=False)
     app = cdk.App(outdir=str(tmp_path / "own"))
-    Dormouse(cdk.Stage(app, "test"), "lake", named, assets=StubAssets(tmp_path / "stubs"))
+    Dormouse(cdk.Stage(app, "test"), "lake", named, assets=Assets(tmp_path / "stubs"))
     app.synth()
     ours, own = (
         sorted(re.findall(r"acme-minimal-[0-9a-f]{8}", json.dumps(stacks_of(folder))))
