@@ -53,7 +53,7 @@ class Compaction(Part):
         self._package = foundation.assets.emr_package(self)
         self._entry = foundation.assets.emr_entry(self)
         self.emr = self._made()
-        endpoint = self._create_endpoint()
+        self.endpoint = self._create_endpoint()
         self._let_spark_work()
         self.create = self._database_function("Create", "create", "Makes compaction jobs for a run")
         report = self._database_function("Report", "report", "Releases the jobs that a run did not finish")
@@ -81,9 +81,13 @@ class Compaction(Part):
             target=self.runs.state_machine,
             description="Compaction",
         )
-        if endpoint is not None:
-            self._schedule.wait_for(endpoint, stack.is_running)  # a run may start a cluster at once
-        self._tell(has_endpoint=endpoint is not None)
+        self.let_wait(self._schedule)
+        self._tell()
+
+    def let_wait(self, schedule: Schedule) -> None:
+        """Makes a schedule of runs begin after the endpoint of EMR. A run may start a cluster at once."""
+        if self.endpoint is not None:
+            schedule.wait_for(self.endpoint, self.stack.is_running)
 
     def let_keep(self, keeper: iam.Role) -> None:
         self._schedule.let_keep(keeper)
@@ -212,7 +216,7 @@ class Compaction(Part):
         assert isinstance(emr, EmrEc2)  # noqa: S101
         return {"cluster_name": emr.cluster_name, "cluster_template": emr.template}
 
-    def _tell(self, *, has_endpoint: bool) -> None:
+    def _tell(self) -> None:
         emr = self.emr
         self.describe(
             RunResources(
@@ -222,6 +226,6 @@ class Compaction(Part):
                 engine=self.compaction.engine,
                 application=emr.application_id if isinstance(emr, EmrServerless) else None,
                 cluster_name=emr.cluster_name if isinstance(emr, EmrEc2) else None,
-                has_endpoint=has_endpoint,
+                has_endpoint=self.endpoint is not None,
             )
         )

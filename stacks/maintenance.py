@@ -62,6 +62,8 @@ class Maintenance(Part):
             target=machine or self._function,
             description="Upkeep",
         )
+        if compaction is not None:
+            compaction.let_wait(self.schedule)
         self.describe(
             RunResources(
                 rules=(self.schedule.rule.rule_name,),
