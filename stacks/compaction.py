@@ -55,7 +55,7 @@ class Compaction(Part):
             if isinstance(compaction, EmrServerlessCompaction)
             else EmrEc2(self, compaction=compaction, log_uri=log_uri)
         )
-        endpoint = self._create_endpoint()
+        self.endpoint = self._create_endpoint()
         self._let_spark_work()
         self.create = self._database_function("Create", "Makes compaction jobs for a run")
         report = self._database_function("Report", "Releases the jobs that a run did not finish")
@@ -73,9 +73,13 @@ class Compaction(Part):
             runs=self.runs,
             description="Compaction",
         )
-        if endpoint is not None:
-            self._schedule.wait_for(endpoint, stack.is_running)  # a run may start a cluster at once
-        self._tell(has_endpoint=endpoint is not None)
+        self.let_wait(self._schedule)
+        self._tell()
+
+    def let_wait(self, schedule: Schedule) -> None:
+        """Makes a schedule of runs begin after the endpoint of EMR. A run may start a cluster at once."""
+        if self.endpoint is not None:
+            schedule.wait_for(self.endpoint, self.stack.is_running)
 
     def create_runs(self, scope: Construct, create: lambda_.IFunction, what: str) -> SparkRuns:
         """Creates a state machine that runs the work of the lambda `create` on Spark."""
@@ -167,7 +171,7 @@ class Compaction(Part):
             **self.emr.values,
         )
 
-    def _tell(self, *, has_endpoint: bool) -> None:
+    def _tell(self) -> None:
         self.describe(
             RunResources(
                 rules=(self._schedule.rule.rule_name,),
@@ -176,6 +180,6 @@ class Compaction(Part):
                 engine=self.compaction.engine,
                 application=self.emr.values.get("application_id"),
                 cluster_name=self.emr.values.get("cluster_name"),
-                has_endpoint=has_endpoint,
+                has_endpoint=self.endpoint is not None,
             )
         )

@@ -51,6 +51,8 @@ class Maintenance(Part):
             runs=self.runs,
             description="Upkeep",
         )
+        if compaction is not None:
+            compaction.let_wait(self.schedule)
         self.describe(
             RunResources(
                 rules=(self.schedule.rule.rule_name,),

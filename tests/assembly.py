@@ -115,14 +115,15 @@ PARTS = (
     "access", "audit", "backup", "commit", "compaction", "garbage", "maintenance", "monitoring", "pause",
     "policies", "query", "tables",
 )  # fmt: skip
-"""The parts of the stack `application`. The logical ids of their resources begin with their names."""
+"""The parts of the stack `application`. The paths of their resources contain their names."""
 
 
 def divided(template: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each part of the template of the stack `application`, and what is left of it."""
     left = dict(template["Resources"])
     for part in PARTS:
-        names = [name for name in left if name.startswith(part.capitalize())]
+        path = f"-application/{part.capitalize()}/"
+        names = [name for name, body in left.items() if path in body["Metadata"]["aws:cdk:path"]]
         if names:
             yield part, {"Resources": {name: left.pop(name) for name in names}}
     yield "application", {**template, "Resources": left}

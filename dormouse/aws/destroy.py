@@ -200,7 +200,7 @@ def _resources(instance_id: str, listed: Listed) -> Resources:
         database=DatabaseResources.model_validate(database) if cluster else None,
         commit=CommitResources(queues=(), dead_letters=(), mappings=mappings, function=""),
         garbage=ScheduledResources(rules=of("Garbage", RULE), function=""),
-        compaction=runs("Compaction", cluster_name(instance_id)) if of("Compaction", RULE) else None,
+        compaction=runs("Compaction", cluster_name(instance_id)),  # its clusters may outlive it
         maintenance=runs("Maintenance"),
     )
 

@@ -46,8 +46,10 @@ EMR_CLEANUP = LinkedRole("AWSServiceRoleForEMRCleanup", "elasticmapreduce.amazon
 
 def needed(settings: DeploymentSettings) -> Iterator[LinkedRole]:
     yield RDS
+    if settings.has_tasks:
+        yield ECS
     if settings.query:
-        yield from (ECS, BALANCING, SCALING)
+        yield from (BALANCING, SCALING)
     if settings.compaction:
         is_serverless = isinstance(settings.compaction, EmrServerlessCompaction)
         yield EMR_SERVERLESS if is_serverless else EMR_CLEANUP

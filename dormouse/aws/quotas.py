@@ -141,7 +141,8 @@ class Quotas:
                 for one in endpoints
                 if one.get("VpcEndpointType") == "Interface" and one["VpcId"] == network.vpc_id
             ]
-            yield from self._count(INTERFACES, sum(len(ENDPOINTS[name]) for name in created), there)
+            needed = frozenset().union(*(ENDPOINTS[name] for name in created))  # services share endpoints
+            yield from self._count(INTERFACES, len(needed), there)
 
     def _instance_types(self) -> dict[str, int]:
         """Returns the EC2 instance types of a cluster and of the host for access, and their numbers."""

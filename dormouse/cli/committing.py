@@ -125,18 +125,26 @@ def _environment(session: Session) -> dict[str, str]:
 
 def _keep_maintaining(command: list[str], variables: dict[str, str], stop: threading.Event) -> None:
     while not stop.is_set():
-        # the pipe is closed if this process dies, and then maintenance ends, too
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=variables
-        ) as process:
-            while process.poll() is None and not stop.wait(POLL_SECONDS):
-                pass
-            if process.poll() is None:
-                _end(process)
+        try:
+            why = f"ended with exit code {_maintain(command, variables, stop)}"
+        except OSError as error:  # for example for want of memory
+            why = f"could not start: {error}"
         if not stop.is_set():
-            code = process.returncode
-            say(f"maintenance ended with exit code {code}, and starts again in {AGAIN_SECONDS:g} s")
+            say(f"maintenance {why}, and starts again in {AGAIN_SECONDS:g} s")
             stop.wait(AGAIN_SECONDS)
+
+
+def _maintain(command: list[str], variables: dict[str, str], stop: threading.Event) -> int:
+    """Runs a process until it ends or `stop` is set, and returns its exit code."""
+    # the pipe is closed if this process dies, and then maintenance ends, too
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=variables
+    ) as process:
+        while process.poll() is None and not stop.wait(POLL_SECONDS):
+            pass
+        if process.poll() is None:
+            _end(process)
+    return process.returncode
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

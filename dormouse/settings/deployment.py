@@ -531,6 +531,10 @@ class DeploymentSettings(Section):
         for name, arn in named.items():
             if region and arn and (there := arn.split(":")[3]) != region:
                 yield name, f"it is in {there}, and must be in {region}, the instance's own region"
+        for name, part in (("commit", self.commit), ("query", query)):
+            image = part.image if part and part.endpoints != "existing" else None
+            if region and image and (there := image.split(".")[3]) != region:
+                yield f"{name}.image", f"it is in {there}, and the endpoints of ECR reach only {region}"
         there = (self.iam.permissions_boundary or "::::aws").split(":")[4]
         if self.account and there not in {self.account, "aws"}:
             yield "iam.permissions_boundary", f"it must be of the account {self.account}, not {there}"

@@ -109,6 +109,12 @@ class Endpoints(Construct):
                 private_dns_enabled=True,
                 open=False,
             )
+            if name in PULL_SERVICES:
+                # The same id in each part, so that a deploy passes the endpoint on to another part. It could
+                # not create another one before it deletes this one, as only one can have the private name.
+                made = endpoint.node.default_child
+                assert isinstance(made, ec2.CfnVPCEndpoint)  # noqa: S101
+                made.override_logical_id(f"Task{name}Endpoint")
             self.ids.append(endpoint.vpc_endpoint_id)
             if actions:
                 # Else an intruder could send data out with credentials of another account.

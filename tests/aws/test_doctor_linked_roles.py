@@ -52,6 +52,10 @@ CLUSTERS = {"compaction": {"engine": "emr-ec2-steps"}}
         ({}, {"AWSServiceRoleForRDS": "rds"}),
         (SERVERLESS, {"AWSServiceRoleForAmazonEMRServerless": "ops.emr-serverless"}),
         (
+            {"commit": {"service": True}, "database": {"kind": "fixed"}},
+            {"AWSServiceRoleForECS": "ecs"},
+        ),
+        (
             {"query": {}},
             {
                 "AWSServiceRoleForECS": "ecs",

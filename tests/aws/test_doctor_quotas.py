@@ -157,8 +157,15 @@ def test_resources_that_the_instance_has_already_are_not_counted_twice(session: 
     assert (check.result, check.found) == ("ok", "database clusters: 1 needed, 2 in use, 3 allowed")
 
 
-def test_new_interface_endpoints_count_in_an_existing_vpc(session: Any) -> None:
-    given = {"query": {"endpoints": "create"}, "access": {"endpoints": "existing"}}
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [({}, 4), ({"commit": {"service": True, "endpoints": "create"}, "database": {"kind": "fixed"}}, 5)],
+)
+def test_new_interface_endpoints_count_in_an_existing_vpc(
+    session: Any, more: dict[str, Any], count: int
+) -> None:
+    """The commit service shares those of the query service, and has one of its own."""
+    given = {"query": {"endpoints": "create"}, "access": {"endpoints": "existing"}, **more}
     subject = account(session, network={**EXISTING_VPC, "s3_endpoint": "existing"}, **given)
     kinds = (
         ("Interface", EXISTING_VPC["vpc_id"]),
@@ -169,5 +176,5 @@ def test_new_interface_endpoints_count_in_an_existing_vpc(session: Any) -> None:
     stubbed(subject, "ec2", "describe_vpc_endpoints", {"VpcEndpoints": endpoints})
     stubbed(subject, "service-quotas", "get_service_quota", allowed(4))
     (check,) = quotas(subject)["quotas of the network"]()
-    assert check.found == "interface endpoints of a VPC: 4 needed, 1 in use, 4 allowed"
+    assert check.found == f"interface endpoints of a VPC: {count} needed, 1 in use, 4 allowed"
     assert (check.result, "(vpc, L-29B6F2EB)" in check.mend) == ("wrong", True)

@@ -122,6 +122,16 @@ def test_emr_clusters_are_ended_and_awaited(engine: Engine) -> None:
     assert backend[other].state == "WAITING"
 
 
+def test_a_cluster_that_outlived_the_part_is_ended() -> None:
+    """A deploy that takes compaction out, or fails half-way, ends no cluster, which keeps the network."""
+    deployed = deploy(engine="emr-ec2-steps")
+    mine = start_emr_cluster(deployed, NAME)
+    stacks = listed(deployed)
+    rest = [one for one in stacks["application"] if not one["LogicalResourceId"].startswith("Compaction")]
+    assert ended(deployed, FakeClock(), {**stacks, "application": rest})["stop EMR"] == "done"
+    assert emr_backends[ACCOUNT][REGION].clusters[mine].state == "TERMINATED"
+
+
 @pytest.mark.slow
 def test_a_cluster_that_does_not_end_is_an_error_that_names_it() -> None:
     deployed, clock = deploy(engine="emr-ec2-steps"), FakeClock()

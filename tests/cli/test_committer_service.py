@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dormouse.cli import committing
 from tests.stored import wait_until
 from tests.support.api import Instance
 
@@ -67,3 +69,25 @@ def test_the_health_check_requires_a_file_that_was_touched_lately(tmp_path: Path
     os.utime(file, (time.time() - 100, time.time() - 100))
     code, error = check()
     assert code == 1 and error.startswith("the committer hangs: ")
+
+
+def test_maintenance_that_cannot_start_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may be out of memory or processes for a moment."""
+    starts = 0
+
+    class Failing(subprocess.Popen[bytes]):
+        def __init__(self, *args: object, **options: object) -> None:
+            nonlocal starts
+            starts += 1
+            if starts == 1:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            stop.set()
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+
+    stop = threading.Event()
+    monkeypatch.setattr(committing.subprocess, "Popen", Failing)
+    monkeypatch.setattr(committing, "AGAIN_SECONDS", 0.01)
+    committing._keep_maintaining([sys.executable, "-c", ""], {}, stop)
+    assert starts == 2

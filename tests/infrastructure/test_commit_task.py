@@ -118,6 +118,18 @@ def test_it_has_the_endpoints_that_no_other_part_has(synthesized: All, synthesiz
     assert endpoints(synthesized(STEPS)) == set()
 
 
+def test_a_part_takes_endpoints_over_from_the_other_part(
+    synthesized: All, synthesized_alone: Assembly
+) -> None:
+    """A deploy creates resources before it deletes others, and AWS refuses a second endpoint with a name."""
+    served, alone = (
+        {flat(one.properties["ServiceName"]): one.name for one in found.resources("AWS::EC2::VPCEndpoint")}
+        for found in (synthesized(SERVED), synthesized_alone)
+    )
+    assert len(alone) > len(PULLS)
+    assert {name: served[name] for name in alone} == alone
+
+
 def test_the_endpoints_of_the_query_service_admit_the_task(synthesized: All) -> None:
     """Two endpoints of one service cannot both have its private name in a VPC."""
     served = synthesized(SERVED)

@@ -51,3 +51,22 @@ def test_a_boundary_of_another_account_is_refused() -> None:
         parse(tomllib.loads(f'id = "dev"\n{text(ours)}'))
     line = refusal(text("999999999999"))
     assert line.endswith(": it must be of the account 123456789012, not 999999999999")
+
+
+@pytest.mark.parametrize("table", ["commit", "query"])
+def test_an_image_of_another_region_is_refused_if_the_instance_has_endpoints_of_its_own(table: str) -> None:
+    """Endpoints of ECR reach only their own region, and the subnets have no other way out."""
+    network = '[network]\nvpc_id = "vpc-0a1b2c3d"\nsubnet_ids = ["subnet-0a1b2c3d", "subnet-0a1b2c3e"]\n'
+    network += 'availability_zones = ["eu-west-1a", "eu-west-1b"]\ns3_endpoint = "existing"\n'
+    more = {"commit": "service = true\n"}.get(table, "")
+
+    def text(region: str, before: str = "", endpoints: str = "create") -> str:
+        image = f"123456789012.dkr.ecr.{region}.amazonaws.com/dormouse:1.0"
+        database = '[database]\nkind = "fixed"\n'
+        return f'{HERE}{before}{database}[{table}]\n{more}image = "{image}"\nendpoints = "{endpoints}"\n'
+
+    parse(tomllib.loads(f'id = "dev"\n{text("eu-west-1")}'))
+    parse(tomllib.loads(f'id = "dev"\n{text("us-east-1", network, "existing")}'))
+    line = refusal(text("us-east-1"))
+    assert line.startswith(f"f: {table}.image = ")
+    assert line.endswith(": it is in us-east-1, and the endpoints of ECR reach only eu-west-1")
