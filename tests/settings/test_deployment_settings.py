@@ -97,7 +97,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
             '[compaction]\nengine = "emr-ec2-steps"\nrelease = "emr-7.13.0"',
             'compaction.release = "emr-7.13.0": it must be "emr-spark-8.0.0" or "emr-spark-8.1.0"',
         ),
-        ("[tags]\na = 3", "tags.a = 3: it must be text in quotes"),
+        ("[tags]\na = 3", "tags.a = 3: it must be a version in quotes"),
         ('[tags]\n"aws:a" = ""', 'tags."aws:a" = "": a tag must not begin with aws:'),
         ('[tags]\nTeam = "a"\nteam = "b"', 'tags.team = "b": to IAM this is the same tag as Team'),
         ('[tags]\n"größe" = "b"', 'tags."größe" = "b": the name of a tag must be'),
@@ -290,7 +290,7 @@ def test_windows_may_touch_and_cross_midnight(backup: str, maintenance: str) -> 
 def test_database_versions_that_aws_may_offer_later_are_accepted(version: str, is_one: bool) -> None:
     text = f'[database]\nkind = "serverless"\nengine_version = "{version}"'
     found = None if is_one else lines(text)
-    assert found is None or found[0].startswith(f'database.engine_version = "{version}": it must be text')
+    assert found is None or found[0].startswith(f'database.engine_version = "{version}": it must be a version')
     assert not is_one or parse(tomllib.loads(f'id = "dev"\n{text}')).database.engine_version == version
 
 
@@ -383,7 +383,7 @@ def test_a_table_is_read_by_its_kind() -> None:
         (b"a = " + b"[" * 5_000, "nested too deeply"),
         (b"a = " + b"9" * 5_000, "is not TOML"),
         (b"# " + b"x" * BYTES_MAX, "bytes"),
-        (b"", "id is missing: it must be text in quotes"),
+        (b"", "id is missing: it must be a version in quotes"),
         (b"id = 'dev'\nprotected = 0x" + b"f" * 9_000, "protected = "),
     ],
 )
