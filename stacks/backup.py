@@ -30,24 +30,25 @@ class Backup(Part):
     def __init__(self, stack: UpperStack, settings: BackupSettings) -> None:
         super().__init__(stack, "backup")
         self._backup, foundation = settings, self.foundation
-        self._vault = vault(self, key=foundation.storage.key, name=self._vault_name())
         self._role = self._made_role()
+        self._vault = vault(self, key=foundation.storage.key, name=self._vault_name())
         self._plan("Database", foundation.database.arn(stack), self._copies())
         if settings.objects:
             self._plan("Objects", foundation.storage.data_bucket.bucket_arn, None)
 
     def _vault_name(self) -> str:
-        """Returns a name that is unique for each stack ever created, as the vault outlives its stack.
+        """Returns a name that is never used again, as the vault outlives this part and its stack.
 
-        It differs for another key, with which the vault is replaced.
+        It has the unique id of the role, which is another one each time that the part is added.
         """
-        own = cdk.Fn.select(0, cdk.Fn.split("-", cdk.Fn.select(2, cdk.Fn.split("/", self.stack.stack_id))))
-        key = self.settings.storage.key_arn
-        of_key = f"-{hashlib.sha256(key.encode()).hexdigest()[:6]}" if key else ""
-        return f"dormouse-{self.settings.id}-{own}{of_key}"
+        unique = cdk.Fn.select(1, cdk.Fn.split("AROA", self._role.role_id))  # the prefix of all ids of roles
+        return f"dormouse-{self.settings.id}-{unique}"
 
     def _made_role(self) -> iam.Role:
-        role = role_of_this_account(self, "Role", "backup")
+        key = self.settings.storage.key_arn
+        of_key = hashlib.sha256(key.encode()).hexdigest()[:6] if key else ""
+        # another key replaces the vault, which then needs another name
+        role = role_of_this_account(self, f"Role{of_key}", "backup")
         for name in POLICIES if self._backup.objects else POLICIES[:1]:
             policy = f"service-role/{name}"
             role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(policy))

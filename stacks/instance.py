@@ -21,9 +21,12 @@ from stacks.storage import StorageStack
 
 
 def context() -> dict[str, Any]:
-    """Returns the context in cdk.json. It contains the CDK's feature flags, on which templates depend."""
-    found: dict[str, Any] = json.loads((SOURCES / "cdk.json").read_text("utf-8"))["context"]
-    return found
+    """Returns the context in cdk.json. It contains the CDK's feature flags, on which templates depend.
+
+    The CDK's command line adds the paths of constructs; the key is not in cdk.json, where it is reserved.
+    """
+    found = json.loads((SOURCES / "cdk.json").read_text("utf-8"))
+    return {**found["context"], "aws:cdk:enable-path-metadata": found["pathMetadata"]}
 
 
 def new_app(outdir: str | None = None) -> cdk.App:

@@ -155,7 +155,7 @@ def _bill(parts: Estimate) -> Any:
     from rich.console import Group
 
     naps = parts.auto_paused is not None
-    columns = ["stack", "resource", "running", *(["pausing itself"] if naps else []), "paused"]
+    columns = ["part", "resource", "running", *(["pausing itself"] if naps else []), "paused"]
     rows = [
         [line.stack, line.resource, *map(_usd, _columns(line.running, line.auto_paused, line.paused, naps))]
         for line in sorted(parts.lines, key=lambda line: -line.running)

@@ -33,6 +33,7 @@ FILES = Path("config")
 BYTES_MAX = 1_000_000
 ROUNDS_MAX = 8
 SHOWN_MAX = 60
+_TEXT = "text in quotes: "
 _PLACEHOLDERS = {"id": "placeholder"}
 
 
@@ -109,7 +110,7 @@ def _of_type(node: dict[str, Any]) -> str:
         case "object":
             return f"a table, each {allowed(node['additionalProperties'])}"
     words = _WORDS.get(node.get("pattern", ""))
-    return f"text in quotes: {words}" if words else "text in quotes"
+    return f"{_TEXT}{words}" if words else "text in quotes"
 
 
 def _number(node: dict[str, Any]) -> str:
@@ -193,12 +194,14 @@ class _Problems:
                 self._wrong(path, kind, error, rest)
 
     def _wrong(self, path: Keys, kind: str | None, error: Any, rest: dict[str, Any]) -> None:
-        value = _short_text(_at(self.content, path))
+        given = _at(self.content, path)
         if len(path) == 1 and tables_of(path[0]):
-            self._say(path, f"{_dotted(path)} = {value}: it must be a table, which begins with [{path[0]}]")
+            words = f"a table, which begins with [{path[0]}]"
         else:
             words = _allowed(path, kind) or error["msg"]
-            self._say(path, f"{_dotted(path)} = {value}: it must be {words}")
+        if isinstance(given, str):
+            words = words.removeprefix(_TEXT)  # it is in quotes already
+        self._say(path, f"{_dotted(path)} = {_short_text(given)}: it must be {words}")
         self._take(path, rest)
 
     def _contradiction(self, path: Keys, why: str, rest: dict[str, Any]) -> None:
@@ -209,8 +212,12 @@ class _Problems:
             self._say(
                 path, f"{_dotted(path)}{f' = {_short_text(value)}' if value is not None else ''}: {why}"
             )
-        if not self._take(path, rest):
-            self._take(path[:-1] or path, rest)
+        # a default that contradicts another setting: take that one out, so that the rest is still checked
+        table = _at(rest, path[:-1]) if len(path) > 1 else None
+        keys = [key for key in table or () if re.search(rf"\b{re.escape(key)}\b", why)]
+        for taken in (path, *((*path[:-1], key) for key in keys), path[:-1] or path):
+            if self._take(taken, rest):
+                break
 
     def _kind(self, key: str, rest: dict[str, Any]) -> None:
         """Adds a line for a table of the file whose kind, such as `engine`, is missing or wrong.

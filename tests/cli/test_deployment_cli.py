@@ -68,7 +68,10 @@ def session() -> Any:
 def test_cost_prints_a_table_or_json_and_needs_no_credentials(cli: Cli) -> None:
     code, out, err = cli("cost", "--config", str(CONFIG / "prod.toml"), "--region", REGION)
     assert (code, err) == (0, "")
-    assert all(word in out for word in ("Aurora, 2 × db.r8g.xlarge", "█", "run_hours 60", "Prices as of 20"))
+    assert all(
+        word in out
+        for word in ("┃ part ", "Aurora, 2 × db.r8g.xlarge", "█", "run_hours 60", "Prices as of 20")
+    )
     code, out, _ = cli(
         "cost", "--config", str(CONFIG / "dev.toml"), "--region", REGION, "--json", "--awake", "0"
     )

@@ -43,6 +43,7 @@ def write_settings(target: Path, instance_id: str, base: Path = BASE) -> Deploym
 
     Raises RunFailed if the instance would be protected, because a run must be able to destroy it.
     """
+    load(base)  # its mistakes are reported with its own name
     text = base.read_text("utf-8")
     known = tomllib.loads(text)
     named, count = re.subn(r"(?m)^id *=.*$", f'id = "{instance_id}"', text, count=1)

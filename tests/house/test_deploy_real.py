@@ -241,6 +241,16 @@ def test_the_budget_is_made_once_and_refuses_a_run_when_it_is_spent(tmp_path: Pa
     assert run.ran == []
 
 
+def test_a_file_of_settings_that_is_missing_or_wrong_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.toml").write_text("id = \n", "utf-8")
+    for name, line in (("none.toml", "there is no file"), ("bad.toml", "is not TOML")):
+        assert main([*REAL, "--dry-run", "--config", str(tmp_path / name)]) == 1
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("deploy-local failed: ") and line in said
+
+
 def test_settings_that_protect_the_instance_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="protected = true, so a run could not destroy"):
         write_settings(tmp_path / "real.toml", ID, ROOT / "config/prod.toml")

@@ -114,6 +114,18 @@ def test_two_synths_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert filecmp.cmpfiles(one, two, compared, shallow=False)[1:] == ([], [])
 
 
+def test_templates_have_the_paths_of_constructs_and_cdk_json_no_key_that_the_cdk_reserves(
+    built: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    """The CDK's CLI warns of each key that begins with aws: in the context of cdk.json."""
+    settings = json.loads((ROOT / "cdk.json").read_text("utf-8"))
+    assert not [key for key in settings["context"] if key.startswith("aws:")]
+    assert settings["pathMetadata"] is True
+    assert run_here("config/minimal.toml") == (0, "")
+    template = json.loads((tmp_path / "out/dormouse-minimal-storage.template.json").read_text("utf-8"))
+    assert template["Resources"]["Data666C94C7"]["Metadata"]["aws:cdk:path"].endswith("/Data/Resource")
+
+
 NOT_BUILT = "placeholders stand in for files that are not built, so a deploy is refused: run "
 
 

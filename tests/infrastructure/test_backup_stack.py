@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,17 @@ def test_vaults_outlive_their_stacks_and_protected_ones_refuse_deletions(
     )
 
 
-def test_a_vault_has_a_name_that_is_never_reused(copied: Assembly) -> None:
-    """A new instance may have the same id while the old vault still exists."""
-    [name] = [
-        one.properties["BackupVaultName"]
-        for one in copied.resources("AWS::Backup::BackupVault")
-        if one.stack == "backup"
-    ]
-    assert "AWS::StackId" in json.dumps(name)
+def test_a_vault_has_a_name_that_is_never_reused(copied: Assembly, tmp_path: Path) -> None:
+    """A vault outlives its part and its stack. Either may come again, with the same id."""
+    key = "arn:aws:kms:eu-central-1:123456789012:key/12345678-1234-1234-1234-123456789012"
+    roles = set()
+    for assembly in (copied, made(tmp_path, **ACCOUNT, backup={}, storage={"key_arn": key})):
+        vaults = [one for one in assembly.resources("AWS::Backup::BackupVault") if one.stack == "backup"]
+        [name] = [one.properties["BackupVaultName"] for one in vaults]
+        [role] = re.findall(r'"Fn::GetAtt": \["(\w+)", "RoleId"\]', json.dumps(name))
+        assert "AWS::StackId" not in json.dumps(name)
+        roles.add(role)
+    assert len(roles) == 2, "a vault with another key is another vault, made while the old one has its name"
 
 
 def test_objects_and_their_deletions_are_replicated_to_the_other_region(copied: Assembly) -> None:

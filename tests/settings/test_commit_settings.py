@@ -80,3 +80,10 @@ def test_settings_that_contradict_the_service_are_refused(tables: dict[str, Any]
 )
 def test_settings_that_agree_with_the_service_are_accepted(tables: dict[str, Any]) -> None:
     assert problems(**tables) == []
+
+
+def test_a_wrong_size_does_not_hide_a_mistake_elsewhere() -> None:
+    small = {**SERVICE, "service_cpu": 256, "service_memory_gb": 30}
+    size, awake = problems(commit=small, database={"kind": "serverless"})
+    assert size.startswith("commit.service_memory_gb = 30: with service_cpu = 256 Fargate has")
+    assert awake.startswith("commit.service = true: it keeps the database awake")

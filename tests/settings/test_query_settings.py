@@ -60,7 +60,7 @@ def test_exactly_the_pairs_of_cpu_and_memory_of_fargate_are_accepted() -> None:
         (f'certificate_arn = "{CERTIFICATE}"', "query.certificate_arn = "),
         (
             'client_cidrs = ["0.0.0.0/0"]',
-            'query.client_cidrs.0 = "0.0.0.0/0": it must be text in quotes: a private IPv4 network of /8',
+            'query.client_cidrs.0 = "0.0.0.0/0": it must be a private IPv4 network of /8',
         ),
         (
             'client_cidrs = ["8.8.8.0/24"]',
@@ -76,9 +76,9 @@ def test_exactly_the_pairs_of_cpu_and_memory_of_fargate_are_accepted() -> None:
         ),
         (
             'image = "docker.io/library/dormouse:1"',
-            'query.image = "docker.io/library/dormouse:1": it must be text in quotes: an image in ECR',
+            'query.image = "docker.io/library/dormouse:1": it must be an image in ECR',
         ),
-        ('host = "Query"', 'query.host = "Query": it must be text in quotes: a name in the DNS'),
+        ('host = "Query"', 'query.host = "Query": it must be a name in the DNS'),
         ("disk_gb = 10", "query.disk_gb = 10: it must be a whole number, 20 to 200"),
     ],
 )
