@@ -331,11 +331,11 @@ def _cdk(root: Path) -> Check:
 
 
 def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
-    parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
+    # the guard of the database is in the package `pause`
+    parts = {"migrate", "pause", "tables"}
+    parts |= {name for name in LAMBDAS if getattr(settings, name, None) is not None}
     if settings.compaction or settings.maintenance:
         parts.add("runs")
-    if settings.has_tasks or settings.access:
-        parts.add("pause")
     folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
     missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
     trouble = f"not built: {missing}" if missing else None

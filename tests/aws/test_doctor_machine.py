@@ -49,9 +49,12 @@ def test_missing_node_and_cdk_are_wrong_with_instructions_to_install_them(
 def test_packages_that_are_not_built_are_named(tmp_path: Path) -> None:
     settings = parse({"id": "dev", "commit": {}, "compaction": {"engine": "emr-serverless"}})
     lambdas, archive = packages(settings, tmp_path)
-    assert "commit-arm64, compaction-arm64, migrate-arm64, runs-arm64, tables-arm64" in lambdas.found
+    assert (
+        "commit-arm64, compaction-arm64, migrate-arm64, pause-arm64, runs-arm64, tables-arm64"
+        in lambdas.found
+    )
     assert (lambdas.mend, archive.mend) == ("run make lambdas", "run make emr-package ARCHITECTURE=arm64")
-    for name in ("commit", "compaction", "migrate", "runs", "tables"):
+    for name in ("commit", "compaction", "migrate", "pause", "runs", "tables"):
         (tmp_path / f"build/lambdas/{name}-arm64").mkdir(parents=True)
     (tmp_path / "build/emr").mkdir()
     (tmp_path / "build/emr/dormouse-arm64.tgz").touch()
