@@ -42,7 +42,7 @@ def test_the_last_release_is_recorded_for_every_kind_that_holds_data() -> None:
         ("database", "AWS::RDS::DBSubnetGroup", {"DBSubnetGroupName": "named"}, ["DBSubnetGroupName"]),
         ("commit", "AWS::SQS::Queue", {"QueueName": "named"}, ["QueueName"]),
         ("storage", "AWS::S3::Bucket", {"BucketName": "named", "Tags": []}, ["BucketName"]),
-        ("backup", "AWS::Backup::BackupVault", {"BackupVaultName": "other"}, ["BackupVaultName"]),
+        ("backup", "AWS::Backup::BackupVault", {"EncryptionKeyArn": "other"}, ["EncryptionKeyArn"]),
         ("copy", "AWS::Backup::BackupVault", {"EncryptionKeyArn": "other"}, ["EncryptionKeyArn"]),
         ("commit", "AWS::Logs::LogGroup", {"LogGroupName": "named", "RetentionInDays": 1}, ["LogGroupName"]),
     ],
