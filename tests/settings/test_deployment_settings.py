@@ -290,7 +290,9 @@ def test_windows_may_touch_and_cross_midnight(backup: str, maintenance: str) -> 
 def test_database_versions_that_aws_may_offer_later_are_accepted(version: str, is_one: bool) -> None:
     text = f'[database]\nkind = "serverless"\nengine_version = "{version}"'
     found = None if is_one else lines(text)
-    assert found is None or found[0].startswith(f'database.engine_version = "{version}": it must be a version')
+    assert found is None or found[0].startswith(
+        f'database.engine_version = "{version}": it must be a version'
+    )
     assert not is_one or parse(tomllib.loads(f'id = "dev"\n{text}')).database.engine_version == version
 
 
