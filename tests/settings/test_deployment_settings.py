@@ -97,7 +97,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
             '[compaction]\nengine = "emr-ec2-steps"\nrelease = "emr-7.13.0"',
             'compaction.release = "emr-7.13.0": it must be "emr-spark-8.0.0" or "emr-spark-8.1.0"',
         ),
-        ("[tags]\na = 3", "tags.a = 3: it must be a version in quotes"),
+        ("[tags]\na = 3", "tags.a = 3: it must be text in quotes"),
         ('[tags]\n"aws:a" = ""', 'tags."aws:a" = "": a tag must not begin with aws:'),
         ('[tags]\nTeam = "a"\nteam = "b"', 'tags.team = "b": to IAM this is the same tag as Team'),
         ('[tags]\n"größe" = "b"', 'tags."größe" = "b": the name of a tag must be'),
@@ -385,7 +385,7 @@ def test_a_table_is_read_by_its_kind() -> None:
         (b"a = " + b"[" * 5_000, "nested too deeply"),
         (b"a = " + b"9" * 5_000, "is not TOML"),
         (b"# " + b"x" * BYTES_MAX, "bytes"),
-        (b"", "id is missing: it must be a version in quotes"),
+        (b"", "id is missing: it must be text in quotes"),
         (b"id = 'dev'\nprotected = 0x" + b"f" * 9_000, "protected = "),
     ],
 )
