@@ -85,7 +85,8 @@ class _Account:
             try:
                 yield from look()
             except AwsRefused as refused:
-                mend = "get that permission, or check by hand"
+                first = "get that permission" if refused.is_denied else "run this command again"
+                mend = f"{first}, or check by hand"
                 yield Check(name, "warning", f"not checked: {refused}", mend)
             except DormouseError as error:
                 yield Check(name, "wrong", str(error), "fix this, then run this command again")

@@ -178,3 +178,21 @@ def test_new_interface_endpoints_count_in_an_existing_vpc(
     (check,) = quotas(subject)["quotas of the network"]()
     assert check.found == f"interface endpoints of a VPC: {count} needed, 1 in use, 4 allowed"
     assert (check.result, "(vpc, L-29B6F2EB)" in check.mend) == ("wrong", True)
+
+
+@pytest.mark.parametrize(
+    ("code", "mend"),
+    [
+        ("AccessDeniedException", "get that permission, or check by hand"),
+        ("ServiceException", "run this command again, or check by hand"),
+    ],
+)
+def test_only_a_missing_right_is_called_a_missing_right(
+    session: Any, monkeypatch: pytest.MonkeyPatch, code: str, mend: str
+) -> None:
+    def refused() -> Iterator[Check]:
+        raise AwsRefused(code, "AWS refuses it")
+
+    subject = account(session)
+    monkeypatch.setattr(subject, "_looks", lambda: iter([("quotas", refused)]))
+    assert list(subject.checks()) == [Check("quotas", "warning", "not checked: AWS refuses it", mend)]
