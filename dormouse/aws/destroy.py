@@ -5,8 +5,9 @@ It ends all work, empties the buckets and deletes the stacks.
 
 from __future__ import annotations
 
+import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -271,6 +272,12 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
             f"replaced, is protected from deletion and uses the network. Delete it or remove its "
             f"protection, then destroy the instance again"
         )
+    if left := _left_backups(aws, settings.id, _vaults(listed)):
+        raise InvalidInput(
+            f"{settings.id} was not destroyed: its keys would be deleted, and the backups in "
+            f"{', '.join(left)} need them. Put the table [backup] back and deploy, or delete these backups, "
+            "then destroy it again"
+        )
     clusters += tuple(one["DBClusterIdentifier"] for one in replaced)
     buckets = (Bucket(name, _count(aws, name)) for name in physical_ids(found, "AWS::S3::Bucket"))
     return Doomed(
@@ -369,10 +376,33 @@ def _count(aws: Aws, bucket: str) -> int:
 
 
 def _kept(listed: Listed) -> tuple[str, ...]:
-    vaults = physical_ids(listed.get("application", ()), "AWS::Backup::BackupVault")
+    vaults = _vaults(listed)
     stacks = ("storage", "database") if vaults else ()
     keys = (key for stack in stacks for key in physical_ids(listed.get(stack, ()), "AWS::KMS::Key"))
     return (*(f"vault {name}" for name in vaults), *(f"key {key}" for key in keys))
+
+
+def _vaults(listed: Listed) -> tuple[str, ...]:
+    return physical_ids(listed.get("application", ()), "AWS::Backup::BackupVault")
+
+
+def _left_backups(aws: Aws, instance_id: str, vaults: Collection[str]) -> list[str]:
+    """Returns the vaults with backups that an earlier part `backup` left, if no part now keeps their keys.
+
+    Returns an empty list without the right to list vaults.
+    """
+    try:
+        found = [] if vaults else aws.all("backup", "list_backup_vaults", "BackupVaultList")
+    except AwsRefused as refused:
+        if not refused.is_denied:
+            raise
+        return []
+    named = re.compile(rf"dormouse-{instance_id}-[A-Za-z0-9]+")
+    return [
+        one["BackupVaultName"]
+        for one in found
+        if named.fullmatch(one["BackupVaultName"]) and one.get("NumberOfRecoveryPoints")
+    ]
 
 
 def _listed(aws: Aws, instance_id: str, stacks: tuple[str, ...]) -> Listed:

@@ -236,6 +236,33 @@ def test_the_plan_lists_what_is_kept_for_backups(
     assert doom is not None and doom.kept == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "is_refused"),
+    [
+        ("dormouse-dev-AROAEXAMPLE", 2, True),
+        ("dormouse-dev-AROAEXAMPLE", 0, False),
+        ("dormouse-dev-2-AROAEXAMPLE", 2, False),
+    ],
+)
+def test_backups_that_an_earlier_part_left_keep_their_keys(
+    name: str, count: int, is_refused: bool, deployed_stacks: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destroy deletes the keys if the part `backup` is gone, and then its backups cannot be restored."""
+    every = Aws.all
+
+    def listed(aws: Aws, service: str, operation: str, key: str, **given: Any) -> Any:
+        if operation == "list_backup_vaults":
+            return [{"BackupVaultName": name, "NumberOfRecoveryPoints": count}]
+        return every(aws, service, operation, key, **given)
+
+    monkeypatch.setattr(Aws, "all", listed)
+    if is_refused:
+        with pytest.raises(InvalidInput, match=rf"the backups in {name} need them.*\[backup\]"):
+            doomed(parse({"id": "dev"}), deployed_stacks.session)
+    else:
+        assert doomed(parse({"id": "dev"}), deployed_stacks.session) is not None
+
+
 def test_an_incomplete_instance_is_wound_down() -> None:
     """The part `pause` and parameters are missing, and some listed resources no longer exist."""
     deployed, clock = deploy(), FakeClock()
