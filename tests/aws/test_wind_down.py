@@ -247,7 +247,7 @@ def test_the_plan_lists_what_is_kept_for_backups(
 def test_backups_that_an_earlier_part_left_keep_their_keys(
     name: str, count: int, is_refused: bool, deployed_stacks: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A destroy deletes the keys if the part `backup` is gone, and then its backups cannot be restored."""
+    """A destroy would delete keys that the backups need to be restored."""
     every = Aws.all
 
     def listed(aws: Aws, service: str, operation: str, key: str, **given: Any) -> Any:
