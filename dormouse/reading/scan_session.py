@@ -93,6 +93,20 @@ class _DataFusion(Engine[Expr]):
         bounds = self.within(field, Range(min(values), max(values), max_inclusive=True))
         return bounds & among(field, values)
 
+    def among_rows(self, fields: Sequence[Field], rows: Sequence[Sequence[Any]]) -> Expr:
+        if len(fields) == 1:
+            return super().among_rows(fields, rows)
+        items = [
+            functions.struct(*(literal_value(*one) for one in zip(fields, row, strict=True))) for row in rows
+        ]
+        together = functions.struct(*(column(field.name) for field in fields))
+        known = self.all_of([self.is_not_null(field) for field in fields])
+        bounds = self.among(fields[0], sorted({row[0] for row in rows}))
+        return bounds & known & functions.in_list(together, items)
+
+    def searched(self, field: Field, point: Any, below: Expr, rest: Expr) -> Expr:
+        return functions.when(self.compared(field, "<", point), below).otherwise(rest)
+
     def compared(self, field: Field, sign: str, value: Any) -> Expr:
         found: Expr = SIGNS[sign](column(field.name), literal_value(field, value))
         return found
