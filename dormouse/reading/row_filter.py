@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from operator import and_, ge, gt, le, lt, or_
@@ -138,16 +138,24 @@ def is_of(schema: Schema, deletion: Deletion) -> Filter:
 
 
 def remains(
-    schema: Schema, deletions: Iterable[Deletion], where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW
+    schema: Schema,
+    deletions: Iterable[Deletion],
+    where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW,
+    near: Range | None = None,
 ) -> Filter:
     """Returns the filter of rows that no deletion matches.
 
     `where` returns the filter of the rows to which a deletion applies, such as the rows of some files.
-    Deletions that apply to the same rows are tested together.
+    Deletions that apply to the same rows are tested together. `near` is a range of the first row key that has
+    all rows: deletions of other keys are left out.
     """
+    first = schema.row_keys[0].name
     places: dict[Filter, list[Deletion]] = defaultdict(list)
     for one in deletions:
-        places[where(one)].append(one)
+        is_bounded = near is not None and Range() not in one.ranges.get(first, [Range()])
+        ranges = one.ranges.clipped(first, near) if near is not None and is_bounded else one.ranges
+        if not ranges.is_empty:
+            places[where(one)].append(replace(one, ranges=ranges))
     gone = [every([place, _matched(schema, alike)]) for place, alike in places.items()]
     return Fails(some(gone)) if gone else EVERY_ROW
 
@@ -229,7 +237,7 @@ def _divided(
         else KeyRanges({field.name: one[field].ranges}).enclosing(field.name)
         for one in alternatives
     ]
-    starts = sorted({hull.min for hull in hulls if hull.min is not None})  # type: ignore[type-var]
+    starts = sorted({hull.min for hull in hulls if hull.min is not None})
     if not starts:
         return None
     point: Any = starts[len(starts) // 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProp
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.overlaps import layers
-from dormouse.reading.planner import Scan, ways_of
+from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
     Filter,
@@ -52,7 +53,7 @@ def written_alike(scan: Scan) -> tuple[bool, int]:
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
     """Yields lists of files; DuckDB reads the files of each list in one scan, in this order."""
-    ways = ways_of(scans, written_alike)
+    ways = ways_of(_of_equal_deletions(scans), written_alike)
     if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
@@ -64,6 +65,22 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
         scans_max = max(1, SCANS_MAX * len(some) // len(ways))
         size = -(-len(listed) // scans_max)
         yield from (listed[at : at + size] for at in range(0, len(listed), size))
+
+
+def _of_equal_deletions(scans: Iterable[Scan]) -> Iterator[Scan]:
+    """Yields the scans, with equal deletions where possible, so that DuckDB reads more files in one scan.
+
+    A file may get deletions that match none of its rows: those after its `deletions_till` that apply to other
+    files. A file without deletions gets none.
+    """
+    alike: dict[Any, list[Scan]] = defaultdict(list)
+    for scan in scans:
+        left = tuple(one for one in scan.deletions if one.deletion_id <= scan.deletions_till)
+        alike[scan.slices, written_alike(scan), bool(scan.deletions), scan.deletions_till, left].append(scan)
+    for some in alike.values():
+        known = {one.deletion_id: one for scan in some for one in scan.deletions}
+        shared = tuple(known[number] for number in sorted(known))
+        yield from (scan if scan.deletions == shared else replace(scan, deletions=shared) for scan in some)
 
 
 def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
@@ -102,7 +119,8 @@ def left_of(
             return EVERY_ROW
         return Given(" OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in runs))
 
-    left = remains(schema, [known[number] for number in sorted(known)], where)
+    first = schema.row_keys[0]
+    left = remains(schema, [known[number] for number in sorted(known)], where, keys_near(first, scans))
     return rendered_unless_all(left, DuckDb(value))
 
 
@@ -147,17 +165,17 @@ def _by_index(conditions: Sequence[str | None], ends: Sequence[int]) -> str:
 def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> Iterator[tuple[int, int]]:
     """Yields the runs of files to which a deletion applies: the first file, and the one after the last.
 
-    A run may include files to which the deletion does not apply, if it matches no row of them.
+    A run may include files to which the deletion does not apply, if it matches no row of them. So deletions
+    that came one after another have the same runs, and are tested together.
     """
-    start = end = None
-    for at, scan in enumerate(scans):
-        if number in numbers[at]:
-            start, end = at if start is None else start, at + 1
-        elif start is not None and end is not None and not (numbers[at] and scan.deletions_till < number):
-            yield start, end
-            start = None
-    if start is not None and end is not None:
-        yield start, end
+    positions = (
+        at
+        for at, scan in enumerate(scans)
+        if number in numbers[at] or (numbers[at] and scan.deletions_till < number)
+    )
+    for _, run in groupby(enumerate(positions), lambda one: one[1] - one[0]):
+        found = [position for _, position in run]
+        yield found[0], found[-1] + 1
 
 
 # The rows of keyed tables as DuckDB's SQL: first the newest row of each key, then the conditions on values.
