@@ -244,8 +244,9 @@ def _divided(
     before, after = Range(max=point), Range(min=point)
     below = [one for one, hull in zip(alternatives, hulls, strict=True) if hull.intersect(before)]
     rest = [one for one, hull in zip(alternatives, hulls, strict=True) if hull.intersect(after)]
-    both = len(below) + len(rest) - len(alternatives)
-    return (field, point, below, rest) if below and rest and both <= len(alternatives) // 4 else None
+    count = len(alternatives)
+    divides = max(len(below), len(rest)) < count and len(below) + len(rest) <= count + count // 4
+    return (field, point, below, rest) if divides else None
 
 
 def _test(test: Condition) -> Filter:

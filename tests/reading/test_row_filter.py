@@ -161,11 +161,12 @@ def exact(values: Sequence[Any]) -> tuple[Range, ...]:
 def alike(draw: st.DrawFn) -> list[Deletion]:
     """Draws many deletions, most of which have a form that several others have too."""
     chance = draw(st.randoms(use_true_random=False))
-    found = []
+    # few kinds at once, or no row would be left
+    kinds, found = chance.sample(range(12), 2), list[Deletion]()
     for number in range(draw(st.integers(20, 300))):
         low = chance.randint(-12, 9)
         word, value = chance.choice(KEY_VALUES["w"]), chance.choice(VALUES["n"][1])
-        x, kind = chance.choice(VALUES["x"][1]), chance.randrange(12)
+        x, kind = chance.choice(VALUES["x"][1]), chance.choice(kinds)
         keys: dict[str, Sequence[Range]] = {"k": exact([low]), "w": exact([word])}
         if kind < 4:
             keys = {"k": [exact([low]), exact([low, low + 7]), [Range(low, low + 1)], [Range(max=-11)]][kind]}
@@ -177,7 +178,13 @@ def alike(draw: st.DrawFn) -> list[Deletion]:
                 else []
             ),
             *(
-                [Condition(FIELDS["i"], (Range(low, low + 2),), chance.random() < 0.1)]
+                [
+                    Condition(
+                        FIELDS["i"],
+                        (Range(*sorted(chance.sample(VALUES["i"][1], 2))),),
+                        chance.random() < 0.1,
+                    )
+                ]
                 if kind in (7, 8)
                 else []
             ),
