@@ -102,7 +102,7 @@ class Given:
 
 Filter = InRanges | Among | Searched | IsNull | Every | Some | Fails | Given
 EVERY_ROW = Every(())
-TESTS_MAX = 8
+TESTS_MAX = 16
 """The most alternatives that are tested one after another, without a search for a row's place among them."""
 SIGNS = {"<": lt, "<=": le, ">": gt, ">=": ge}
 

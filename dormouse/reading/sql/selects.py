@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
 from typing import Any, Literal
@@ -53,7 +52,7 @@ def written_alike(scan: Scan) -> tuple[bool, int]:
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
     """Yields lists of files; DuckDB reads the files of each list in one scan, in this order."""
-    ways = ways_of(_of_equal_deletions(scans), written_alike)
+    ways = ways_of(scans, written_alike)
     if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
@@ -65,22 +64,6 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
         scans_max = max(1, SCANS_MAX * len(some) // len(ways))
         size = -(-len(listed) // scans_max)
         yield from (listed[at : at + size] for at in range(0, len(listed), size))
-
-
-def _of_equal_deletions(scans: Iterable[Scan]) -> Iterator[Scan]:
-    """Yields the scans, with equal deletions where possible, so that DuckDB reads more files in one scan.
-
-    A file may get deletions that match none of its rows: those after its `deletions_till` that apply to other
-    files. A file without deletions gets none.
-    """
-    alike: dict[Any, list[Scan]] = defaultdict(list)
-    for scan in scans:
-        left = tuple(one for one in scan.deletions if one.deletion_id <= scan.deletions_till)
-        alike[scan.slices, written_alike(scan), bool(scan.deletions), scan.deletions_till, left].append(scan)
-    for some in alike.values():
-        known = {one.deletion_id: one for scan in some for one in scan.deletions}
-        shared = tuple(known[number] for number in sorted(known))
-        yield from (scan if scan.deletions == shared else replace(scan, deletions=shared) for scan in some)
 
 
 def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
