@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dormouse.errors import MetadataDamaged
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_key, encode_key
-from dormouse.model.schema import Schema
+from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_key, encode_key, united
+from dormouse.model.schema import Field, Schema
 from dormouse.objects.names import schema_version_of
 
 if TYPE_CHECKING:
@@ -176,6 +176,20 @@ def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, lis
     for scan in scans:
         found[Way(scan.slices, scan.deletions, kind(scan))].append(scan)
     return found
+
+
+def keys_near(first: Field, scans: Sequence[Scan]) -> Range:
+    """Returns a range of the first row key that contains the wanted rows of some files."""
+    ranges = []
+    for scan in scans:
+        wanted = united(scan.slices).enclosing(first.name) if scan.slices else Range()
+        if scan.min_key and scan.max_key:
+            low, high = (decode_key([first], key)[0] for key in (scan.min_key, scan.max_key))
+            both = wanted.intersect(Range(low, high, max_inclusive=True))
+            ranges += [] if both is None else [both]
+        else:
+            ranges.append(wanted)
+    return KeyRanges({first.name: ranges}).enclosing(first.name)
 
 
 @dataclass(frozen=True, slots=True)

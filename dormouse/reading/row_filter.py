@@ -11,17 +11,21 @@ The values of a column have one order: -0.0 equals 0.0, and NaN is the largest n
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from operator import and_, ge, gt, le, lt, or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dormouse.model.loops import joined
 from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
+from dormouse.reading.where import Condition
 
 if TYPE_CHECKING:
-    from dormouse.reading.where import Condition, Deletion
+    from dormouse.reading.where import Deletion
 
 T = TypeVar("T")
 
@@ -35,6 +39,30 @@ class InRanges:
 
     field: Field
     ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """A test that columns together have the values of one of `rows`.
+
+    It is false or unknown if a column is null. Only a test of one column may be on a floating-point number.
+    """
+
+    fields: tuple[Field, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """A test with two parts: `below` for rows in which a column is less than `point`, `rest` for the others.
+
+    Rows in which the column is null belong to `rest`.
+    """
+
+    field: Field
+    point: Any
+    below: Filter
+    rest: Filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +100,10 @@ class Given:
     expression: Any
 
 
-Filter = InRanges | IsNull | Every | Some | Fails | Given
+Filter = InRanges | Among | Searched | IsNull | Every | Some | Fails | Given
 EVERY_ROW = Every(())
+TESTS_MAX = 16
+"""The most alternatives that are tested one after another, without a search for a row's place among them."""
 SIGNS = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 
@@ -84,9 +114,13 @@ def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Filter:
 
 
 def _in_slice(schema: Schema, ranges: KeyRanges) -> Filter:
+    return every(InRanges(field, tuple(ranges[field.name])) for field in _bounded(schema, ranges))
+
+
+def _bounded(schema: Schema, ranges: KeyRanges) -> list[Field]:
+    """Returns the row keys that the ranges bound."""
     named = [field for field in schema.row_keys if field.name in ranges]
-    bounded = [field for field in named if Range() not in ranges[field.name]]
-    return every(InRanges(field, tuple(ranges[field.name])) for field in bounded)
+    return [field for field in named if Range() not in ranges[field.name]]
 
 
 def meets(condition: Condition) -> Filter:
@@ -104,14 +138,125 @@ def is_of(schema: Schema, deletion: Deletion) -> Filter:
 
 
 def remains(
-    schema: Schema, deletions: Iterable[Deletion], where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW
+    schema: Schema,
+    deletions: Iterable[Deletion],
+    where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW,
+    near: Range | None = None,
 ) -> Filter:
     """Returns the filter of rows that no deletion matches.
 
     `where` returns the filter of the rows to which a deletion applies, such as the rows of some files.
+    Deletions that apply to the same rows are tested together. `near` is a range of the first row key that has
+    all rows: deletions of other keys are left out.
     """
-    gone = [every([where(one), is_of(schema, one)]) for one in deletions]
+    first = schema.row_keys[0].name
+    places: dict[Filter, list[Deletion]] = defaultdict(list)
+    for one in deletions:
+        is_bounded = near is not None and Range() not in one.ranges.get(first, [Range()])
+        ranges = one.ranges.clipped(first, near) if near is not None and is_bounded else one.ranges
+        if not ranges.is_empty:
+            places[where(one)].append(replace(one, ranges=ranges))
+    gone = [every([place, _matched(schema, alike)]) for place, alike in places.items()]
     return Fails(some(gone)) if gone else EVERY_ROW
+
+
+Tests = Mapping[Field, "Condition"]
+"""The tests of a deletion, by column. A row that meets all of them is deleted."""
+
+
+def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
+    """Returns the filter of rows that any of the deletions matches.
+
+    Deletions by equal values of the same columns become one set. Ranges of one column become disjoint ones,
+    among which a row's place is searched, as it is among deletions by several columns.
+    """
+    rows: dict[tuple[Field, ...], dict[tuple[Any, ...], None]] = defaultdict(dict)
+    spans: dict[Field, list[Range]] = defaultdict(list)
+    searched: list[Tests] = []
+    parts: dict[Filter, None] = {}
+    for one in deletions:
+        bounded = [Condition(field, one.ranges[field.name]) for field in _bounded(schema, one.ranges)]
+        tests = {test.field: test for test in (*bounded, *one.conditions)}
+        fields = tuple(tests)
+        if len(fields) < len(bounded) + len(one.conditions) or not fields:
+            parts[is_of(schema, one)] = None
+        elif len(fields) == 1 and not tests[fields[0]].is_open:
+            [test] = tests.values()
+            rows[fields] |= dict.fromkeys((item.min,) for item in test.ranges if item.is_exact)
+            spans[test.field] += [item for item in test.ranges if not item.is_exact]
+            parts |= {IsNull(test.field): None} if test.or_null else {}
+        elif all(map(_is_exact, tests.values())) and _is_small(tests):
+            columns = ([item.min for item in test.ranges] for test in tests.values())
+            rows[fields] |= dict.fromkeys(product(*columns))
+        else:
+            searched.append(tests)
+    for field, ranges in spans.items():
+        # NaN has no place among the ranges, and engines differ in the order of -0.0 and 0.0
+        ordered = () if field.type.is_floating else KeyRanges({field.name: ranges})[field.name]
+        searched += [{field: Condition(field, (item,))} for item in ordered]
+        parts |= {InRanges(field, tuple(ranges)): None} if ranges and not ordered else {}
+    sets = [Among(fields, tuple(found)) for fields, found in rows.items() if found]
+    return some([*parts, *sets, *([_searched(searched)] if searched else [])])
+
+
+def _is_exact(test: Condition) -> bool:
+    """Returns whether a test is for values that are found by equality in every engine."""
+    return not (test.or_null or test.field.type.is_floating) and all(one.is_exact for one in test.ranges)
+
+
+def _is_small(tests: Tests) -> bool:
+    """Returns whether the combinations of the values of all columns are about as many as the values."""
+    counts = [len(test.ranges) for test in tests.values()]
+    return prod(counts) <= max(4 * sum(counts), TESTS_MAX)
+
+
+def _searched(alternatives: Sequence[Tests]) -> Filter:
+    """Returns the filter of rows that meet all tests of an alternative; there is at least one alternative.
+
+    Many alternatives are divided at a value of a column: those for smaller values, and those for others.
+    """
+    if len(alternatives) > TESTS_MAX:
+        fields = dict.fromkeys(field for one in alternatives for field in one if field.type.is_key_type)
+        divided = [found for field in fields if (found := _divided(field, alternatives)) is not None]
+        if divided:
+            field, point, below, rest = min(divided, key=lambda found: len(found[2]) + len(found[3]))
+            return Searched(field, point, _searched(below), _searched(rest))
+    return some([every(map(_test, one.values())) for one in alternatives])
+
+
+def _divided(
+    field: Field, alternatives: Sequence[Tests]
+) -> tuple[Field, Any, list[Tests], list[Tests]] | None:
+    """Returns a value of a column, and the alternatives below it and from it on; None if too many are both.
+
+    An alternative that nulls may meet has no place.
+    """
+    hulls = [
+        Range()
+        if field not in one or one[field].or_null
+        else KeyRanges({field.name: one[field].ranges}).enclosing(field.name)
+        for one in alternatives
+    ]
+    starts = sorted({hull.min for hull in hulls if hull.min is not None})
+    if not starts:
+        return None
+    point: Any = starts[len(starts) // 2]
+    before, after = Range(max=point), Range(min=point)
+    below = [one for one, hull in zip(alternatives, hulls, strict=True) if hull.intersect(before)]
+    rest = [one for one, hull in zip(alternatives, hulls, strict=True) if hull.intersect(after)]
+    count = len(alternatives)
+    divides = max(len(below), len(rest)) < count and len(below) + len(rest) <= count + count // 4
+    return (field, point, below, rest) if divides else None
+
+
+def _test(test: Condition) -> Filter:
+    exact = [item for item in test.ranges if item.is_exact]
+    if len(exact) <= TESTS_MAX or test.is_open:
+        return meets(test)
+    parts: list[Filter] = [Among((test.field,), tuple((item.min,) for item in exact))]
+    ranges = tuple(item for item in test.ranges if not item.is_exact)
+    parts += [InRanges(test.field, ranges)] if ranges else []
+    return some([*parts, *([IsNull(test.field)] if test.or_null else [])])
 
 
 def after(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Filter:
@@ -164,6 +309,20 @@ class Engine(Protocol[T]):
         """Returns a test that a column has one of `values`, which are not empty."""
         ...
 
+    def among_rows(self, fields: Sequence[Field], rows: Sequence[Sequence[Any]]) -> T:
+        """Returns a test that columns together have the values of one of `rows`, which are not empty."""
+        if len(fields) == 1:
+            return self.among(fields[0], [value for (value,) in rows])
+        tests = (
+            self.all_of([self.among(field, [value]) for field, value in zip(fields, row, strict=True)])
+            for row in rows
+        )
+        return self.any_of(list(tests))
+
+    def searched(self, field: Field, point: Any, below: T, rest: T) -> T:
+        """Returns `below` for rows in which a column is less than `point`, and `rest` for all others."""
+        ...
+
     def compared(self, field: Field, sign: str, value: Any) -> T:
         """Returns a test that compares a column with a value; `sign` is `<`, `<=`, `>` or `>=`."""
         ...
@@ -205,6 +364,10 @@ def rendered(node: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
     match node:
         case InRanges(field, ranges):
             return _in_ranges(field, ranges, engine)
+        case Among(fields, rows):
+            return engine.among_rows(fields, rows)
+        case Searched(field, point, below, rest):
+            return engine.searched(field, point, rendered(below, engine), rendered(rest, engine))
         case IsNull(field):
             return engine.is_null(field)
         case Every(()):
@@ -257,6 +420,10 @@ class _Plain(Engine[Judged]):
     def compared(self, field: Field, sign: str, value: Any) -> Judged:
         end = _place(value)
         return self._known(field, lambda value: bool(SIGNS[sign](_place(value), end)))
+
+    def searched(self, field: Field, point: Any, below: Judged, rest: Judged) -> Judged:
+        is_below = self.compared(field, "<", point)
+        return lambda row: below(row) if is_below(row) else rest(row)
 
     def _known(self, field: Field, judge: Callable[[Any], bool]) -> Judged:
         return lambda row: None if row[field.name] is None else judge(row[field.name])

@@ -58,7 +58,7 @@ from dormouse.reading.checked_files import (
     on_current,
 )
 from dormouse.reading.page_index import read_varint, text
-from dormouse.reading.planner import Reach, Scan, ways_of
+from dormouse.reading.planner import Reach, Scan, keys_near, ways_of
 from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, is_of, remains, rendered, some
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, deletions_of, is_nan
@@ -92,6 +92,20 @@ class _DataFusion(Engine[Expr]):
         # the bounds are added because a long list alone prunes no row group
         bounds = self.within(field, Range(min(values), max(values), max_inclusive=True))
         return bounds & among(field, values)
+
+    def among_rows(self, fields: Sequence[Field], rows: Sequence[Sequence[Any]]) -> Expr:
+        if len(fields) == 1:
+            return super().among_rows(fields, rows)
+        items = [
+            functions.struct(*(literal_value(*one) for one in zip(fields, row, strict=True))) for row in rows
+        ]
+        together = functions.struct(*(column(field.name) for field in fields))
+        known = self.all_of([self.is_not_null(field) for field in fields])
+        bounds = self.among(fields[0], sorted({row[0] for row in rows}))
+        return bounds & known & functions.in_list(together, items)
+
+    def searched(self, field: Field, point: Any, below: Expr, rest: Expr) -> Expr:
+        return functions.when(self.compared(field, "<", point), below).otherwise(rest)
 
     def compared(self, field: Field, sign: str, value: Any) -> Expr:
         found: Expr = SIGNS[sign](column(field.name), literal_value(field, value))
@@ -254,7 +268,10 @@ def stored_rows(
     for way, some_scans in ways_of(scans, attrgetter("schema_version")).items():
         written = schema.as_written(way.kind)
         columns, order = arrow_schema(written), key_order(written.key_names, descending)
-        wanted = (in_slices(schema, way.slices), remains(schema, way.deletions))
+        wanted = (
+            in_slices(schema, way.slices),
+            remains(schema, way.deletions, near=keys_near(schema.row_keys[0], some_scans)),
+        )
         predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
         paths = [(scan.filename, store.local_path(scan.filename)) for scan in some_scans]
         # as a URL, a path has no characters that DataFusion takes for a pattern

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
-from pyspark.sql.functions import coalesce, col, date_from_unix_date, lit, timestamp_micros, unhex
+from pyspark.sql.functions import coalesce, col, date_from_unix_date, lit, timestamp_micros, unhex, when
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_type
 from pyspark.sql.types import (
     BinaryType,
@@ -201,6 +201,9 @@ class _Spark(Engine[Column]):
 
     def among(self, field: Field, values: Sequence[Any]) -> Column:
         return _column(field).isin(*(_literal(field, value) for value in values))
+
+    def searched(self, field: Field, point: Any, below: Column, rest: Column) -> Column:
+        return when(self.compared(field, "<", point), below).otherwise(rest)
 
     def compared(self, field: Field, sign: str, value: Any) -> Column:
         found: Column = SIGNS[sign](_column(field), _literal(field, value))

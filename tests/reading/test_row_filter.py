@@ -30,6 +30,7 @@ from dormouse.reading.row_filter import (
     Some,
     every,
     in_slices,
+    is_of,
     meets,
     remains,
     rendered,
@@ -152,6 +153,49 @@ def deletions(draw: st.DrawFn) -> Deletion:
     return Deletion(1, "", draw(slices()), tuple(draw(st.lists(conditions(), max_size=2))))
 
 
+def exact(values: Sequence[Any]) -> tuple[Range, ...]:
+    return tuple(Range(value, value, max_inclusive=True) for value in values)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[Deletion]:
+    """Draws many deletions, most of which have a form that several others have too."""
+    chance = draw(st.randoms(use_true_random=False))
+    # few kinds at once, or no row would be left
+    kinds, found = chance.sample(range(12), 2), list[Deletion]()
+    for number in range(draw(st.integers(20, 300))):
+        low = chance.randint(-12, 9)
+        word, value = chance.choice(KEY_VALUES["w"]), chance.choice(VALUES["n"][1])
+        x, kind = chance.choice(VALUES["x"][1]), chance.choice(kinds)
+        keys: dict[str, Sequence[Range]] = {"k": exact([low]), "w": exact([word])}
+        if kind < 4:
+            keys = {"k": [exact([low]), exact([low, low + 7]), [Range(low, low + 1)], [Range(max=-11)]][kind]}
+        conditions = [
+            *([Condition(FIELDS["n"], exact([value]), chance.random() < 0.2)] if kind in (5, 6) else []),
+            *(
+                [Condition(FIELDS["x"], exact([x]) if x == x else (Range(x, x, True, True),))]
+                if kind == 6
+                else []
+            ),
+            *(
+                [
+                    Condition(
+                        FIELDS["i"],
+                        (Range(*sorted(chance.sample(VALUES["i"][1], 2))),),
+                        chance.random() < 0.1,
+                    )
+                ]
+                if kind in (7, 8)
+                else []
+            ),
+            *([Condition(FIELDS["x"], exact([x]))] if kind == 10 else []),
+            *([Condition(FIELDS["s"], exact(chance.sample(VALUES["s"][1], 2)))] if kind == 11 else []),
+        ]
+        keys = {} if kind in (5, 8, 10, 11) else keys
+        found.append(Deletion(number, "", KeyRanges(keys), tuple(conditions)))
+    return found
+
+
 FILTERS: st.SearchStrategy[Filter] = st.recursive(
     st.one_of(
         conditions().map(meets),
@@ -235,6 +279,25 @@ def test_spark_returns_the_rows_of_the_plain_filter(file: Path, spark: Any) -> N
     for one in EXAMPLES:
         check = example(one)(check)
     given(FILTERS)(check)()
+
+
+@pytest.mark.parametrize("by", [by_datafusion, by_duckdb, lambda _, node: expected(node)])
+def test_many_deletions_together_match_the_rows_that_each_of_them_matches(
+    file: Path, by: Callable[[Path, Filter], list[int]]
+) -> None:
+    @given(
+        st.one_of(
+            alike(),
+            st.lists(deletions(), max_size=60),
+            alike().flatmap(lambda some: deletions().map(lambda one: [*some, one])),
+        )
+    )
+    def check(some: list[Deletion]) -> None:
+        judges = [rendered(is_of(SCHEMA, one), PLAIN) for one in some]
+        left = [number for number, row in enumerate(ROWS) if not any(judge(row) for judge in judges)]
+        assert by(file, remains(SCHEMA, some)) == left
+
+    check()
 
 
 def test_plain_filters_have_the_three_values_of_sql() -> None:

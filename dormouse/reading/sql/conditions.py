@@ -69,6 +69,10 @@ def literal(field: Field, value: Any) -> str:
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 
+LISTED_MAX = 16
+"""The most values that are listed in an expression. DuckDB compares with each; it hashes rows of VALUES."""
+
+
 class DuckDb(Engine[str]):
     """An engine that renders filters as DuckDB's SQL; `column` returns the expression of a column."""
 
@@ -80,6 +84,18 @@ class DuckDb(Engine[str]):
 
     def among(self, field: Field, values: Sequence[Any]) -> str:
         return f"{self._column(field)} IN ({', '.join(literal(field, value) for value in values)})"
+
+    def among_rows(self, fields: Sequence[Field], rows: Sequence[Sequence[Any]]) -> str:
+        if len(rows) <= LISTED_MAX:
+            return super().among_rows(fields, rows)
+        columns = ", ".join(self._column(field) for field in fields)
+        listed = (
+            ", ".join(literal(field, value) for field, value in zip(fields, row, strict=True)) for row in rows
+        )
+        return f"({columns}) IN (FROM (VALUES {', '.join(f'({row})' for row in listed)}))"
+
+    def searched(self, field: Field, point: Any, below: str, rest: str) -> str:
+        return f"CASE WHEN {self.compared(field, '<', point)} THEN {below} ELSE {rest} END"
 
     def compared(self, field: Field, sign: str, value: Any) -> str:
         return f"{self._column(field)} {sign} {literal(field, value)}"

@@ -15,7 +15,7 @@ from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProp
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.overlaps import layers
-from dormouse.reading.planner import Scan, ways_of
+from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
     Filter,
@@ -102,7 +102,8 @@ def left_of(
             return EVERY_ROW
         return Given(" OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in runs))
 
-    left = remains(schema, [known[number] for number in sorted(known)], where)
+    first = schema.row_keys[0]
+    left = remains(schema, [known[number] for number in sorted(known)], where, keys_near(first, scans))
     return rendered_unless_all(left, DuckDb(value))
 
 
@@ -147,17 +148,17 @@ def _by_index(conditions: Sequence[str | None], ends: Sequence[int]) -> str:
 def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> Iterator[tuple[int, int]]:
     """Yields the runs of files to which a deletion applies: the first file, and the one after the last.
 
-    A run may include files to which the deletion does not apply, if it matches no row of them.
+    A run may include files to which the deletion does not apply, if it matches no row of them. So deletions
+    that came one after another have the same runs, and are tested together.
     """
-    start = end = None
-    for at, scan in enumerate(scans):
-        if number in numbers[at]:
-            start, end = at if start is None else start, at + 1
-        elif start is not None and end is not None and not (numbers[at] and scan.deletions_till < number):
-            yield start, end
-            start = None
-    if start is not None and end is not None:
-        yield start, end
+    positions = (
+        at
+        for at, scan in enumerate(scans)
+        if number in numbers[at] or (numbers[at] and scan.deletions_till < number)
+    )
+    for _, run in groupby(enumerate(positions), lambda one: one[1] - one[0]):
+        found = [position for _, position in run]
+        yield found[0], found[-1] + 1
 
 
 # The rows of keyed tables as DuckDB's SQL: first the newest row of each key, then the conditions on values.
