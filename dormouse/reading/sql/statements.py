@@ -32,6 +32,7 @@ from dormouse.reading.checked_files import (
 )
 from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
 from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
 from dormouse.reading.sql.scans import Enough
@@ -298,7 +299,8 @@ class _Statement:
             self.contexts = self.moments.contexts
             self.describes = found.describes
             schemas = {name: context.schema for name, context in self.contexts.items()}
-            self.wanted = session.wanted(schemas, found, parameters)
+            self.moment = microseconds() if found.tells_time else None
+            self.wanted = session.wanted(schemas, found, parameters, self.moment)
             if question is not None:
                 ranges = dict.fromkeys(self.wanted.ranges, question.ranges)
                 self.wanted = replace(self.wanted, ranges=ranges, enough=None)
@@ -475,7 +477,7 @@ class _Statement:
         with self._naming_files(reads), ExitStack() as checks:
             for name, scans in reads.items():
                 checks.enter_context(checked_sizes(self.contexts[name], scans, self.interruption))
-            rows = self.session.rows(views, statement, parameters)
+            rows = self.session.rows(views, statement, parameters, self.moment)
 
         def batches() -> Iterator[pa.RecordBatch]:
             with self._naming_files(reads):
