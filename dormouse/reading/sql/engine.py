@@ -174,7 +174,8 @@ class Session(Protocol):
     ) -> Rows:
         """Runs the statement. `views` has a SELECT of each table's files.
 
-        `moment` is the current time, as in `wanted`; None leaves it to DuckDB. A second call ends the answer of the first.
+        `moment` is the current time, as in `wanted`; None leaves it to DuckDB. A second call ends the answer
+        of the first.
         """
         ...
 

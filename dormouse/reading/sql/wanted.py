@@ -20,10 +20,11 @@ from dormouse.model.region import KeyRanges
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
 from dormouse.reading.sql.conditions import text, type_name
+from dormouse.reading.sql.constants import Node
 from dormouse.reading.sql.moments import dropped, macros
 from dormouse.reading.sql.parsed import Parsed, words
 from dormouse.reading.sql.results import INTERRUPTED, first_line
-from dormouse.reading.sql.scans import Enough, Node, Scans, enough
+from dormouse.reading.sql.scans import Enough, Scans, enough
 from dormouse.reading.streams import Interruption
 
 _UNSETTLED = {
