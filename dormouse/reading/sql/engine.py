@@ -309,7 +309,7 @@ class LocalSession:
 
         if parameters or moment is not None:
             return find()
-        return self._engine.wanted.get(statement.text, frozenset(schemas.items()), find)
+        return self._engine.wanted.get(statement.text, (statement.run, frozenset(schemas.items())), find)
 
     def rows(
         self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
