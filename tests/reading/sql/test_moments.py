@@ -24,7 +24,7 @@ NOW = [
     ("k >= current_date - 5", 6),
     ("k >= today() - interval 5 day", 6),
     ("k > localtimestamp - interval 5 day", 6),
-    ("k > (select now() - interval 5 day)", DAYS),
+    ("k > (select now() - interval 5 day)", 6),
     ("k > now()", 1),
     ("k between now() - interval 2 day and now() - interval 1 day", 2),
 ]
