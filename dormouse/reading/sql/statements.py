@@ -40,7 +40,15 @@ from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.subqueries import BYTES_MAX as SUBQUERY_BYTES_MAX
 from dormouse.reading.sql.subqueries import FILES_MAX as SUBQUERY_FILES_MAX
-from dormouse.reading.sql.subqueries import SUBQUERIES_MAX, Subquery, stands_alone, subqueries, with_values
+from dormouse.reading.sql.subqueries import (
+    SUBQUERIES_MAX,
+    TRIED,
+    Subquery,
+    stands_alone,
+    subqueries,
+    with_values,
+)
+from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
 from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
 from dormouse.reading.where import Condition, Question, question, unknown
@@ -242,21 +250,43 @@ class _Statement:
             raise
 
     def _evaluate(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
-        """Replaces subqueries by their values, so that they need not be evaluated again."""
-        with self.moments.kept():
-            some = list(islice(subqueries(statement), SUBQUERIES_MAX))
-            values = [(one, self._value(statement, one, schemas)) for one in some]
-        evaluated = [value for _, value in values if value is not None]
-        if not evaluated:
+        """Replaces subqueries by their values, if these may restrict row keys."""
+        some = list(islice(subqueries(statement), SUBQUERIES_MAX))
+        if not some or not self._may_restrict(statement, some, schemas):
             return
-        with suppress(InvalidQuery):
-            written = with_values(statement.text, [(one, value.values) for one, value in values if value])
-            # under the original text, for the names of the answer's columns
-            changed = replace(self.session.parsed(written), text=statement.text)
-            wanted = self.session.wanted(schemas, changed, self.parameters, self.moment)
-            # all files are planned together, with those of the subqueries
-            self.wanted, self.text = replace(wanted, enough=None), changed.run
-            self.evaluated = evaluated
+        with self.moments.kept():
+            values = [(one, self._value(statement, one, schemas)) for one in some]
+        self.evaluated = [value for _, value in values if value is not None]
+        if self.evaluated:
+            written = [(one, value.values) for one, value in values if value is not None]
+            try:
+                wanted, self.text = self._with_values(statement, written, schemas)
+                # all files are planned together, with those of the subqueries
+                self.wanted = replace(wanted, enough=None)
+            except InvalidQuery:
+                self.evaluated = []
+
+    def _may_restrict(
+        self, statement: Parsed, some: Sequence[Subquery], schemas: Mapping[str, Schema]
+    ) -> bool:
+        """Returns whether the needed ranges change if constants take the place of the subqueries."""
+        for constant in TRIED:
+            try:
+                wanted, _ = self._with_values(statement, [(one, constant) for one in some], schemas)
+            except InvalidQuery:
+                return True
+            if any(self.wanted.ranges.get(name) != ranges for name, ranges in wanted.ranges.items()):
+                return True
+        return False
+
+    def _with_values(
+        self, statement: Parsed, values: Sequence[tuple[Subquery, str]], schemas: Mapping[str, Schema]
+    ) -> tuple[Wanted, str]:
+        """Returns the needs and the text of a statement with values in place of subqueries."""
+        changed = self.session.parsed(with_values(statement.text, values))
+        # under the original text, for the names of the answer's columns
+        changed = replace(changed, text=statement.text)
+        return self.session.wanted(schemas, changed, self.parameters, self.moment), changed.run
 
     def _value(
         self, statement: Parsed, subquery: Subquery, schemas: Mapping[str, Schema]

@@ -23,6 +23,8 @@ VALUES_MAX = 1_000
 """The most values of a subquery that follows IN."""
 FILES_MAX, BYTES_MAX = 200, 64 * 1024 * 1024
 """The most files and bytes that a subquery may read."""
+TRIED = ("('1')", "('2000-01-01')")
+"""Constants for subqueries, which DuckDB takes for numbers, texts or times, as the other side is."""
 _COMPARING = {"=", "<", ">"}
 """The first characters of the operators before a subquery of one value."""
 _BEGINNINGS = {"select", "from", "values", "with"}

@@ -109,6 +109,24 @@ def test_large_subqueries_are_not_evaluated_first(filled: Instance, monkeypatch:
             assert filled.sql(statement).read_all().to_pydict() == {"n": [count]}
 
 
+def test_subqueries_that_restrict_no_key_are_not_evaluated_first(
+    filled: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = []
+    evaluate = statements._Statement._value
+
+    def noted(self: Any, *args: Any) -> Any:
+        evaluated.append(args)
+        return evaluate(self, *args)
+
+    monkeypatch.setattr(statements._Statement, "_value", noted)
+    for condition in ("v = (select max(k) from dim)", "k + v in (select k from dim)", "k <> (select 150)"):
+        filled.sql(f"select * from l where {condition}").read_all()
+        assert not evaluated, condition
+    filled.sql("select * from l where k < (select 150) - 1").read_all()
+    assert len(evaluated) == 1
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_statement_and_its_subqueries_are_of_one_moment(
     filled: Instance, monkeypatch: pytest.MonkeyPatch, moves: bool
