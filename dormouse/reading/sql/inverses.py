@@ -32,7 +32,9 @@ _ROUNDINGS = {
     "FLOAT": (Fraction(1, 1 << 21), Fraction(1, 1 << 120)),
 }
 """The largest errors of one operation on numbers of a type; more than DuckDB makes."""
-_EXACT = {*WHOLE, "DECIMAL"}
+_SIGNED = {name for name in WHOLE if not name.startswith("U")}
+"""Whole numbers of these types alone are inverted: a negative UTINYINT becomes a large one."""
+_EXACT = {*_SIGNED, "DECIMAL"}
 """The types of numbers whose arithmetic is exact, or fails."""
 _NUMBERS = {*_EXACT, *_ROUNDINGS}
 _MOMENTS = {"TIMESTAMP", ZONED}
@@ -160,7 +162,7 @@ def _cast(source: str, target: str, child: Node, span: Span) -> Step:  # noqa: P
     if source == target:
         return child, span
     if source in _NUMBERS and target in _NUMBERS:
-        if source in WHOLE or target == "DOUBLE":
+        if source in _SIGNED or target == "DOUBLE":
             return child, span.rounded(target)
         # a number too large for FLOAT is not rounded; other casts round to their last digit
         return None if target == "FLOAT" else (child, span.widened(1).rounded(source))
@@ -205,7 +207,7 @@ def _over(span: Span, number: Number, result: str) -> Span | None:
 
 def _whole_over(span: Span, number: Number, result: str) -> Span | None:
     """Inverts a division that rounds towards zero."""
-    if number == 0 or result not in WHOLE:
+    if number == 0 or result not in _SIGNED:
         return None
     span, by = (span, number) if number > 0 else (span.negated(), -number)
     return span.by(
