@@ -26,11 +26,12 @@ def wanted(
     statement: str,
     parameters: Sequence[Any] | Mapping[str, Any] = (),
     interruption: Interruption | None = None,
+    moment: int | None = None,
 ) -> Wanted:
     """Returns the columns and key ranges that a statement needs."""
     with duckdb.connect() as parser:
         found = parsed(parser, statement)
-    return module.wanted(schemas, found, parameters, interruption)
+    return module.wanted(schemas, found, parameters, interruption, moment)
 
 
 def shown(ranges: Mapping[str, KeyRanges]) -> str:
@@ -47,5 +48,10 @@ def _range(bounds: Range) -> str:
     return f"{'[' if low and bounds.min_inclusive else '('}{low},{high}{']' if bounds.max_inclusive else ')'}"
 
 
-def of(statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> str:
-    return shown(wanted(SCHEMAS, statement, parameters).ranges)
+def of(
+    statement: str,
+    parameters: Sequence[Any] | Mapping[str, Any] = (),
+    moment: int | None = None,
+    schemas: Mapping[str, Schema] = SCHEMAS,
+) -> str:
+    return shown(wanted(schemas, statement, parameters, moment=moment).ranges)

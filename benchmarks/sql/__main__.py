@@ -3,8 +3,8 @@
 The statements are the 22 queries of TPC-H, and queries for sorted rows, single keys and ranges of keys. Some
 of them also run on a table whose files were divided by splits, and on a table with an aggregate. Every answer
 is compared with DuckDB's. Both sides use all processors. They alternate, each warm in a separate process,
-with a warm page cache. The benchmark also measures planning with 132,000 leaves, and the time that the query
-service adds to a small answer.
+with a warm page cache. The benchmark also measures planning with 132,000 leaves, the time that the query
+service adds to a small answer, and the files that conditions on keys read for each file that they need.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.harness.processes import Remote, remotes
 from benchmarks.harness.report import Grid, median_ratio, turned, values
 from benchmarks.harness.service import served
 from benchmarks.sql.lake import AGGREGATED, DIVIDED, MAIN, Lake, make
+from benchmarks.sql.pruning import read_vs_needed
 from benchmarks.sql.sides import dormouse, duckdb, resident_of_descendants, rows_of, same
 from benchmarks.state_tables import KEYS_PER_LEAF, open_tables
 from dormouse.client import connect
@@ -68,6 +69,9 @@ def measure(plan: Plan, tell: Tell) -> Figures:
     with own_place() as place:
         lake = Lake(place, plan.scale, plan.leaves, plan.ingests)
         make(lake, tell)
+        tell("counting files that are read")
+        with lake.opened() as instance:
+            files = read_vs_needed(instance)
         with remotes([partial(dormouse, lake), partial(duckdb, lake)]) as [ours, theirs]:
             times = _rounds(plan, ours, theirs, tell)
             peak = ours.call("peak_bytes")
@@ -77,7 +81,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             found["plan_ms_132000_leaves"] = _planned(plan, lake, ours)
             peaks = {"peak_bytes": peak, "peak_bytes_duckdb": theirs.call("peak_bytes")}
     facts = {"scale": lake.scale, "rounds": plan.rounds, "threads": os.cpu_count()}
-    return {**facts, **figures(times), **found, **peaks}
+    return {**facts, **figures(times), **found, **files, **peaks}
 
 
 def _rounds(plan: Plan, ours: Remote, theirs: Remote, tell: Tell) -> Times:
@@ -197,6 +201,8 @@ BENCHMARK = Benchmark(
                 "lookup_sql_ms": "one key: ms",
                 "plan_ms_132000_leaves": "planning a look-up in 132,000 leaves: ms",
                 "small_sql_ms": "a small answer: ms",
+                "files_read_vs_needed_max": "files read ÷ files needed, the worst case",
+                "files_read_vs_needed_conditions_max": "  the worst condition on a key",
                 "served_overhead_ms": "  what the service adds: ms",
                 "worker_rss_mb": "an idle process of the service: MB",
                 "peak_bytes": "peak resident memory: bytes",

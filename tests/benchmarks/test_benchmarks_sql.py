@@ -1,4 +1,4 @@
-"""Tests of the functions of the benchmark of SQL that need no database."""
+"""Tests of the functions of the benchmark of SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from benchmarks.harness.report import flat
 from benchmarks.sql.__main__ import BENCHMARK, KINDS, OF_ALL, TABLES, TPCH, figures, statements
 from benchmarks.sql.lake import MAIN
+from benchmarks.sql.pruning import read_vs_needed
 from benchmarks.sql.sides import Row, resident_of_descendants, same
+from tests.support.api import Instance
 
 ROWS: list[Row] = [("a", 0.1 + 0.2, 3, None), ("a", 1e300, 3, datetime(2024, 1, 1, tzinfo=UTC))]
 
@@ -48,6 +50,12 @@ def test_a_different_answer_is_not_the_same(theirs: list[Row]) -> None:
     assert not same(ROWS, theirs)
 
 
+def test_conditions_on_keys_read_few_files_that_they_do_not_need(instance: Instance) -> None:
+    found = read_vs_needed(instance)
+    assert found["files_read_vs_needed_conditions_max"] <= 1.2
+    assert found["files_read_vs_needed_max"] >= found["files_read_vs_needed_conditions_max"]
+
+
 def test_every_query_and_table_is_compared() -> None:
     times = {(name, side): [2.0, 4.0] for name in (*TPCH, *KINDS) for side in ("dormouse", "duckdb")}
     times |= {(name, side): [4.0, 8.0] for name in OF_ALL for side in TABLES if side != "duckdb"}
@@ -60,7 +68,7 @@ def test_every_query_and_table_is_compared() -> None:
     assert (found["lookup_sql_ms"], found["q6_ms_duckdb"], found["q6_ms_divided"]) == (6_000, 3_000, 6_000)
     rest = dict.fromkeys(BENCHMARK.keys - flat(found).keys())
     assert flat(found).keys() <= BENCHMARK.keys
-    assert {name for name in rest if "_vs_" in name} == set()
+    assert {name for name in rest if "_vs_" in name and not name.startswith("files_")} == set()
 
 
 def test_statements_for_other_tables_name_the_table_once() -> None:

@@ -23,6 +23,7 @@ from dormouse.model.types import Parameters
 from dormouse.objects.staging import spill_folder
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.conditions import text
+from dormouse.reading.sql.moments import macros
 from dormouse.reading.sql.parsed import Parsed, parsed
 from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
 from dormouse.reading.sql.wanted import Wanted, wanted
@@ -155,14 +156,26 @@ class Session(Protocol):
         """Parses the statement, and returns the names and properties found in it."""
         ...
 
-    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
-        """Returns the ranges of row keys that the statement needs of each table that it names."""
+    def wanted(
+        self,
+        schemas: Mapping[str, Schema],
+        statement: Parsed,
+        parameters: Parameters,
+        moment: int | None = None,
+    ) -> Wanted:
+        """Returns the ranges of row keys that the statement needs of each table that it names.
+
+        `moment` is the current time for the statement, in microseconds since 1970.
+        """
         ...
 
-    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+    def rows(
+        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
+    ) -> Rows:
         """Runs the statement. `views` has a SELECT of each table's files.
 
-        A second call ends the answer of the first.
+        `moment` is the current time, as in `wanted`; None leaves it to DuckDB. A second call ends the answer
+        of the first.
         """
         ...
 
@@ -284,25 +297,37 @@ class LocalSession:
     def parsed(self, statement: str) -> Parsed:
         return self._engine.parsed.get(statement, None, lambda: parsed(self._connection, statement))
 
-    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
+    def wanted(
+        self,
+        schemas: Mapping[str, Schema],
+        statement: Parsed,
+        parameters: Parameters,
+        moment: int | None = None,
+    ) -> Wanted:
         def find() -> Wanted:
-            return wanted(schemas, statement, parameters, self._interruption)
+            return wanted(schemas, statement, parameters, self._interruption, moment)
 
-        if parameters:
+        if parameters or moment is not None:
             return find()
-        return self._engine.wanted.get(statement.text, frozenset(schemas.items()), find)
+        return self._engine.wanted.get(statement.text, (statement.run, frozenset(schemas.items())), find)
 
-    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+    def rows(
+        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
+    ) -> Rows:
         try:
-            return self._rows(views, statement, parameters)
+            return self._rows(views, statement, parameters, moment)
         except ReadFailed:
             # the credentials may have expired meanwhile
             if not self._engine.renew():
                 raise
-        return self._rows(views, statement, parameters)
+        return self._rows(views, statement, parameters, moment)
 
-    def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+    def _rows(
+        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None
+    ) -> Rows:
         with self._watched():
+            for macro in () if moment is None else macros(moment):
+                self._connection.execute(macro)
             # replaces views of these names that this statement made before
             for name, select in views.items():
                 if self._views.get(name.lower()) != select:

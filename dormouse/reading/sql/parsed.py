@@ -19,6 +19,7 @@ from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.text import did_you_mean
 from dormouse.model.types import is_text
 from dormouse.reading.sql.conditions import text
+from dormouse.reading.sql.moments import tells_time
 from dormouse.reading.sql.results import failure, syntax_error
 
 # Windows rewritten so that DuckDB does not compute one over the partitions of another.
@@ -236,6 +237,8 @@ class Parsed:
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
+    tells_time: bool
+    """True if it may depend on the current time."""
     compares_null: bool
     """True if it may compare NULL as a value: IS DISTINCT FROM, IS TRUE and others."""
     joins_outer: bool
@@ -286,6 +289,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         and len(named["names"] - lists) == 1,
         explains=explains,
         runs=runs,
+        tells_time=tells_time(word for _, word in tokens),
         compares_null=not _COMPARING_NULL.isdisjoint(pairs),
         joins_outer=not _JOINING_FULL.isdisjoint(pairs)
         or (_NULLS_FIRST in pairs and not _JOINING_ONE.isdisjoint(pairs)),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow as pa
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.model.cut import When
-from dormouse.model.region import KeyRanges, Range
+from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.types import Parameters, checked_parameters
 from dormouse.reading.checked_files import (
@@ -30,103 +30,29 @@ from dormouse.reading.checked_files import (
     checked_sizes,
     keeping_columns,
 )
-from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
+from dormouse.reading.planner import PlanSummary, Scan, bytes_of
 from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.sql.explanations import explanation, with_nulls, without_files
+from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
+from dormouse.reading.sql.subqueries import BYTES_MAX as SUBQUERY_BYTES_MAX
+from dormouse.reading.sql.subqueries import FILES_MAX as SUBQUERY_FILES_MAX
+from dormouse.reading.sql.subqueries import (
+    SUBQUERIES_MAX,
+    TRIED,
+    Subquery,
+    stands_alone,
+    subqueries,
+    with_values,
+)
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
 from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
 from dormouse.reading.where import Condition, Question, question, unknown
 from dormouse.state.context import TableContext
-
-# The parts of EXPLAIN and DESCRIBE that DuckDB does not know: the files that are read, and the columns that
-# are never null.
-
-PLAN_TYPE = "dormouse"
-COLUMNS = ["plan_type", "plan"]
-RANGES_SHOWN = 5
-_FILES = "Filename(s)"
-_FILES_BOX = re.compile(r"│([^│]*Filename\(s\):[^│]*)│")
-_FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
-
-
-def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
-    """Returns one row with EXPLAIN's columns, whose text has a paragraph for each table."""
-    text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
-    return pa.RecordBatch.from_arrays(
-        [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
-    )
-
-
-def without_files(plan: pa.Array) -> pa.Array:
-    """Returns DuckDB's plans as text, without the paths of the files that they read."""
-    return pa.array(
-        [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
-    )
-
-
-def _without_files(plan: str) -> str:
-    if _FILES not in plan:
-        return plan
-    lines = _FILES_JSON.sub('"Files": "not shown"', plan).split("\n")
-    for number in range(len(lines)):
-        for found in _FILES_BOX.finditer(lines[number]):
-            _clear_box(lines, number, *found.span(1))
-    shown = "\n".join(lines)
-    # an output format in which the paths cannot be located is not shown at all
-    return "the plan names files of the server: ask for the text or json format" if _FILES in shown else shown
-
-
-def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
-    """Clears the text between two columns, from line `first` to the first line that is empty there."""
-    for number in range(first, len(lines)):
-        line = lines[number]
-        if not line[left:right].strip() or line[left - 1 : left] != "│":
-            return
-        lines[number] = line[:left] + " " * (right - left) + line[right:]
-
-
-def with_nulls(rows: Rows, schema: Schema) -> Rows:
-    """Returns DuckDB's description of a table, changed to show NO for columns that are never null."""
-    never = {field.name for field in schema.fields if not field.nullable}
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in rows.batches:
-            nullable = pa.array(
-                ["NO" if name in never else "YES" for name in batch["column_name"].to_pylist()],
-                rows.schema.field("null").type,
-            )
-            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), nullable)
-
-    return Rows(rows.schema, batches())
-
-
-def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:
-    files = summary.files + summary.files_pruned
-    lines = [
-        f"table {name}",
-        f"  partitions: {summary.partitions:,} of {summary.partitions_total:,}",
-        f"  files: {summary.files:,} of {files:,} ({summary.files_pruned:,} pruned by their keys)",
-        f"  bytes: {summary.byte_count:,}",
-    ]
-    keys = []
-    for key, items in ranges.items():
-        shown, more = ", ".join(map(_range, items[:RANGES_SHOWN])), len(items) - RANGES_SHOWN
-        keys.append(f"    {key}: {shown or 'none'}" + (f" and {more:,} more" if more > 0 else ""))
-    return "\n".join([*lines, "  row keys:" if keys else "  row keys: all", *keys])
-
-
-def _range(item: Range) -> str:
-    if item.is_exact:
-        return repr(item.min)
-    low = "(" if item.min is None or not item.min_inclusive else "["
-    high = "]" if item.max_inclusive else ")"
-    ends = ["…" if end is None else repr(end) for end in (item.min, item.max)]
-    return f"{low}{ends[0]}, {ends[1]}{high}"
-
 
 # The tables that a statement names.
 
@@ -218,6 +144,16 @@ These checks follow an error of DuckDB that names no file.
 Reads = Mapping[str, Sequence[Scan]]
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A subquery that was evaluated before its statement."""
+
+    values: str
+    """The values as SQL."""
+    ranges: Mapping[str, KeyRanges]
+    reads: Reads
+
+
 def sql(
     sessions: Sessions,
     tables: Named,
@@ -298,15 +234,78 @@ class _Statement:
             self.contexts = self.moments.contexts
             self.describes = found.describes
             schemas = {name: context.schema for name, context in self.contexts.items()}
-            self.wanted = session.wanted(schemas, found, parameters)
+            self.moment = microseconds() if found.tells_time else None
+            self.wanted = session.wanted(schemas, found, parameters, self.moment)
             if question is not None:
                 ranges = dict.fromkeys(self.wanted.ranges, question.ranges)
                 self.wanted = replace(self.wanted, ranges=ranges, enough=None)
             names = {name.lower() for name in found.names}
             self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
+            self.evaluated: list[Evaluated] = []
+            self.whole = self.wanted, self.text
+            if question is None and self.wanted.ranges:
+                interruptible_call(lambda: self._evaluate(found, schemas), interruption.set)
         except BaseException:
             session.close()
             raise
+
+    def _evaluate(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
+        """Replaces subqueries by their values, if these may restrict row keys."""
+        some = list(islice(subqueries(statement), SUBQUERIES_MAX))
+        if not some or not self._may_restrict(statement, some, schemas):
+            return
+        with self.moments.kept():
+            values = [(one, self._value(statement, one, schemas)) for one in some]
+        self.evaluated = [value for _, value in values if value is not None]
+        if self.evaluated:
+            written = [(one, value.values) for one, value in values if value is not None]
+            try:
+                wanted, self.text = self._with_values(statement, written, schemas)
+                # all files are planned together, with those of the subqueries
+                self.wanted = replace(wanted, enough=None)
+            except InvalidQuery:
+                self.evaluated = []
+
+    def _may_restrict(
+        self, statement: Parsed, some: Sequence[Subquery], schemas: Mapping[str, Schema]
+    ) -> bool:
+        """Returns whether the needed ranges change if constants take the place of the subqueries."""
+        for constant in TRIED:
+            try:
+                wanted, _ = self._with_values(statement, [(one, constant) for one in some], schemas)
+            except InvalidQuery:
+                return True
+            if any(self.wanted.ranges.get(name) != ranges for name, ranges in wanted.ranges.items()):
+                return True
+        return False
+
+    def _with_values(
+        self, statement: Parsed, values: Sequence[tuple[Subquery, str]], schemas: Mapping[str, Schema]
+    ) -> tuple[Wanted, str]:
+        """Returns the needs and the text of a statement with values in place of subqueries."""
+        changed = self.session.parsed(with_values(statement.text, values))
+        # under the original text, for the names of the answer's columns
+        changed = replace(changed, text=statement.text)
+        return self.session.wanted(schemas, changed, self.parameters, self.moment), changed.run
+
+    def _value(
+        self, statement: Parsed, subquery: Subquery, schemas: Mapping[str, Schema]
+    ) -> Evaluated | None:
+        """Evaluates a subquery; returns None if it cannot stand alone, or reads or returns too much."""
+        with suppress(InvalidQuery, FileGone):
+            parsed = self.session.parsed(subquery.statement)
+            if not stands_alone(parsed, statement):
+                return None
+            ranges = self.session.wanted(schemas, parsed, (), self.moment).ranges
+            reads = self._planned([ranges], SUBQUERY_FILES_MAX)[0]
+            scans = [scan for some in reads.values() for scan in some]
+            if len(scans) > SUBQUERY_FILES_MAX or bytes_of(scans) > SUBQUERY_BYTES_MAX:
+                return None
+            views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
+            rows = self._rows(reads, views, parsed.run, ())
+            values = subquery.values(pa.Table.from_batches(rows.batches, rows.schema))
+            return None if values is None else Evaluated(values, ranges, reads)
+        return None
 
     def summaries(self) -> dict[str, PlanSummary]:
         """Returns the numbers of files and bytes to read of each table, without keeping a plan in memory."""
@@ -388,7 +387,7 @@ class _Statement:
         """Returns the files and bytes that are read of each table, followed by DuckDB's own plan."""
         summaries = self._summaries()
         files = sum(one.files for one in summaries.values())
-        said = explanation(self.wanted, summaries)
+        said = explanation(self._ranges, summaries)
         if not self.wanted.runs and files > EXPLAINED_FILES_MAX:
             return Rows(said.schema, iter([said]))
         rows = self._on_all()
@@ -405,17 +404,28 @@ class _Statement:
         return Rows(said.schema, batches())
 
     def _on_all(self) -> Rows:
-        tables = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
-        at = self.moments.all(list(self.wanted.ranges))
-        plans: list[QueryPlan] = plan_tables(
-            tables, files_max=FILES_MAX, filtered_again=self._filters_again, begun=self.is_open, at=at
+        reads, *again = self._planned(
+            [self.wanted.ranges, *(one.ranges for one in self.evaluated)], FILES_MAX
         )
-        return self._on(
-            {
-                name: [scan for group in plan.groups for scan in group]
-                for name, plan in zip(self.wanted.ranges, plans, strict=True)
-            }
+        if again != [one.reads for one in self.evaluated]:
+            # a table of a subquery has changed since the subquery was evaluated
+            (self.wanted, self.text), self.evaluated = self.whole, []
+            return self._on_all()
+        return self._on(reads)
+
+    def _planned(self, several: Sequence[Mapping[str, KeyRanges]], files_max: int) -> list[Reads]:
+        """Returns the files that have rows in ranges of tables, for several such ranges, at one moment."""
+        named = [(name, ranges) for one in several for name, ranges in one.items()]
+        plans = iter(
+            plan_tables(
+                [(self.contexts[name], ranges) for name, ranges in named],
+                files_max=files_max,
+                filtered_again=self._filters_again,
+                begun=self.is_open,
+                at=self.moments.all([name for name, _ in named]),
+            )
         )
+        return [{name: list(chain(*next(plans).groups)) for name in one} for one in several]
 
     def _until_enough(self, enough: Enough) -> Rows:
         """Runs over the first files in key order, then over more of them until the limit is filled."""
@@ -475,7 +485,7 @@ class _Statement:
         with self._naming_files(reads), ExitStack() as checks:
             for name, scans in reads.items():
                 checks.enter_context(checked_sizes(self.contexts[name], scans, self.interruption))
-            rows = self.session.rows(views, statement, parameters)
+            rows = self.session.rows(views, statement, parameters, self.moment)
 
         def batches() -> Iterator[pa.RecordBatch]:
             with self._naming_files(reads):
@@ -504,8 +514,15 @@ class _Statement:
     def _summaries(self) -> dict[str, PlanSummary]:
         return {
             name: summary(self.contexts[name], ranges, self.moments.of(name))
-            for name, ranges in self.wanted.ranges.items()
+            for name, ranges in self._ranges.items()
         }
+
+    @property
+    def _ranges(self) -> dict[str, KeyRanges]:
+        """The ranges of each table that the statement or an evaluated subquery needs."""
+        several = [self.wanted.ranges, *(one.ranges for one in self.evaluated)]
+        names = dict.fromkeys(name for one in several for name in one)
+        return {name: united([one[name] for one in several if name in one]) for name in names}
 
     @contextmanager
     def _naming_files(self, reads: Reads) -> Iterator[None]:

@@ -20,9 +20,11 @@ from dormouse.model.region import KeyRanges
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
 from dormouse.reading.sql.conditions import text, type_name
+from dormouse.reading.sql.constants import Node
+from dormouse.reading.sql.moments import dropped, macros
 from dormouse.reading.sql.parsed import Parsed, words
 from dormouse.reading.sql.results import INTERRUPTED, first_line
-from dormouse.reading.sql.scans import Enough, Node, Scans, enough
+from dormouse.reading.sql.scans import Enough, Scans, enough
 from dormouse.reading.streams import Interruption
 
 _UNSETTLED = {
@@ -173,15 +175,6 @@ _OPTIMIZERS = {
     "filter_pullup", "filter_pushdown", "expression_rewriter", "cte_filter_pusher", "cte_inlining",
     "deliminator", "unnest_rewriter",
 }  # fmt: skip
-_NOW = {
-    "now": "TIMESTAMPTZ", "transaction_timestamp": "TIMESTAMPTZ", "get_current_timestamp": "TIMESTAMPTZ",
-    "current_date": "DATE", "today": "DATE", "get_current_time": "TIMETZ", "current_localtime": "TIME",
-    "current_localtimestamp": "TIMESTAMP",
-}  # fmt: skip
-"""Functions of the current time. The planner replaces them by macros, which it does not evaluate.
-
-Their value in the run differs from that while planning.
-"""
 _TOO_LONG = '{"error": true, "error_type": ""}'
 _REFUSED = {"binder", "catalog", "parser", "syntax"}
 
@@ -206,15 +199,20 @@ def wanted(
     statement: Parsed,
     parameters: Parameters = (),
     interruption: Interruption | None = None,
+    moment: int | None = None,
 ) -> Wanted:
     """Plans a statement and returns the ranges and rows that it needs of each table.
+
+    `moment` is the current time for the statement, in microseconds since 1970. Without it, the current time
+    restricts nothing.
 
     Raises `InvalidQuery` for errors that DuckDB finds while planning. Some errors appear only when it runs.
     """
     with _planner() as planner, _watched(planner, interruption):
         planner.make(schemas)
         found = placed(statement, parameters, planner.tree)
-        answer = planner.plan(found)
+        with planner.at(moment):
+            answer = planner.plan(found)
         if answer.get("error_type") in _REFUSED:
             raise InvalidQuery(first_line(ValueError(answer["error_message"])))
         is_renamed = statement.has_own_names and statement.run != statement.text
@@ -249,10 +247,8 @@ class _Planner:
             }
         )
         self._made: dict[str, Schema] = {}
-        for name, kind in _NOW.items():
-            self._connection.execute(
-                f"CREATE MACRO {name}() AS make_timestamptz((random() * 0)::BIGINT)::TIMESTAMP::{kind}"
-            )
+        for statement in macros(None):
+            self._connection.execute(statement)
         listed = self._connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
         off = ",".join(name for (name,) in listed if name not in _OPTIMIZERS)
         for setting in (f"disabled_optimizers = '{off}'", "TimeZone = 'UTC'", "lock_configuration = true"):
@@ -315,6 +311,20 @@ class _Planner:
         except duckdb.Error as error:
             raise InvalidQuery(f"{first_line(error)}; name each window by AS") from None
         return tuple(str(row[0]) for row in found)
+
+    @contextmanager
+    def at(self, moment: int | None) -> Iterator[None]:
+        """Fixes the current time, in microseconds since 1970, for the block; None leaves it unknown."""
+        if moment is None:
+            yield
+            return
+        for statement in macros(moment):
+            self._connection.execute(statement)
+        try:
+            yield
+        finally:
+            for statement in dropped():
+                self._connection.execute(statement)
 
     @contextmanager
     def _variables(self, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:

@@ -431,12 +431,22 @@ class WorkerSession:
         found: Parsed = self._worker.value(self._interruption, "parsed", statement)
         return found
 
-    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
-        found: Wanted = self._worker.value(self._interruption, "wanted", schemas, statement, parameters)
+    def wanted(
+        self,
+        schemas: Mapping[str, Schema],
+        statement: Parsed,
+        parameters: Parameters,
+        moment: int | None = None,
+    ) -> Wanted:
+        found: Wanted = self._worker.value(
+            self._interruption, "wanted", schemas, statement, parameters, moment
+        )
         return found
 
-    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
-        return self._worker.rows(self._interruption, views, statement, parameters)
+    def rows(
+        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
+    ) -> Rows:
+        return self._worker.rows(self._interruption, views, statement, parameters, moment)
 
     def close(self) -> None:
         if self._dropped.detach() is not None:
