@@ -75,7 +75,6 @@ class Commit(Part):
         # large requests, after they were applied, and the announcements of these deletions
         for folder in ("commits", "owner/now"):
             self.foundation.storage.allow_below(applies.role, ["s3:DeleteObject"], f"{DATA_PREFIX}/{folder}")
-        self._has_service = commit.service
         self.mappings = [self._mapping(queue, commit) for queue in self.queues]
         self.service = CommitService(self, commit, self.queues, query) if commit.service else None
         self.describe(
@@ -135,7 +134,7 @@ class Commit(Part):
             f"SqsEventSource:{cdk.Names.node_unique_id(queue.queue.node)}"
         )
         is_on: Any = False
-        if not self._has_service:
+        if not commit.service:
             is_on = cdk.Fn.condition_if(self.stack.is_awake.logical_id, True, False)
         resource(mapping, lambda_.CfnEventSourceMapping).add_property_override("Enabled", is_on)
         return source

@@ -59,8 +59,8 @@ MISSING = frozenset(
     {
         "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBClusterSnapshotNotFound",
         "DBClusterSnapshotNotFoundFault", "DBInstanceNotFound", "DBInstanceNotFoundFault",
-        "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist", "ResourceNotFoundException",
-        "StateMachineDoesNotExist",
+        "ExecutionDoesNotExist", "NoSuchEntity", "ParameterNotFound", "QueueDoesNotExist",
+        "ResourceNotFoundException", "StateMachineDoesNotExist",
     }
 )  # fmt: skip
 """AWS's error codes for a resource that does not exist."""

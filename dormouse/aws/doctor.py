@@ -131,15 +131,10 @@ class _Account:
         yield Check.of("bootstrap", f"version {version} in {where}", trouble, mend)
 
     def _boundary(self, policy: str) -> Iterator[Check]:
-        try:
-            self.aws.call("iam", "get_policy", PolicyArn=policy)
-        except AwsRefused as refused:
-            if refused.code != "NoSuchEntity":
-                raise
-            mend = "create it, or name another policy in iam.permissions_boundary"
-            yield Check("permissions boundary", "wrong", f"there is no policy {policy}", mend)
-        else:
-            yield Check("permissions boundary", "ok", f"{policy} exists")
+        found = self.aws.look("iam", "get_policy", PolicyArn=policy)
+        trouble = None if found else f"there is no policy {policy}"
+        mend = "create it, or name another policy in iam.permissions_boundary"
+        yield Check.of("permissions boundary", f"{policy} exists", trouble, mend)
 
     def _bucket(self) -> Iterator[Check]:
         """Checks the encryption of the bootstrap's bucket.

@@ -161,7 +161,7 @@ class AskSleepers:
 
     def left(self, waited: float) -> Iterator[Left]:
         what, state = " and ".join(sleepers(self.instance)), sleeper_state(self.instance)
-        if not what or state in ("running" if self.runs else "asleep", GONE):
+        if state in ("running" if self.runs else "asleep", GONE):
             return
         if state in ("running", "asleep"):
             yield Left(f"{what}: {state}", self._ask)
@@ -176,8 +176,7 @@ class AskSleepers:
         if self._has_just_failed(application.stack):
             return
         try:
-            function = application.switch or ""
-            switch(self.instance.aws, function, runs=self.runs, seconds_max=ASKED_SECONDS_MAX)
+            switch(self.instance.aws, application, runs=self.runs, seconds_max=ASKED_SECONDS_MAX)
         except InstanceError as error:
             logger.warning("%s: %s", self.name, error)
 

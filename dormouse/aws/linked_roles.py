@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dormouse.aws.aws import Aws, AwsRefused
+from dormouse.aws.aws import Aws
 from dormouse.aws.check import Check
 from dormouse.settings.database import EmrServerlessCompaction
 from dormouse.settings.deployment import DeploymentSettings
@@ -16,8 +16,6 @@ EXECUTOR = "cdk-{qualifier}-cfn-exec-role-{account}-{region}"
 
 ADMINISTRATOR = "AdministratorAccess"
 """The policy that `cdk bootstrap` gives to that role by default."""
-
-UNKNOWN = "NoSuchEntity"
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,8 @@ def check_roles(settings: DeploymentSettings, aws: Aws, qualifier: str) -> Itera
 
     CloudFormation often creates the first cluster of ECS before the role can be used, and fails.
     """
-    name, missing = "service-linked roles", [role for role in needed(settings) if not _exists(aws, role)]
+    name = "service-linked roles"
+    missing = [role for role in needed(settings) if aws.look("iam", "get_role", RoleName=role.name) is None]
     executor = EXECUTOR.format(qualifier=qualifier, account=aws.account, region=aws.region)
     may_create = {
         "CloudFormation": bool(missing) and _is_administrator(aws, executor),
@@ -83,22 +82,8 @@ def check_roles(settings: DeploymentSettings, aws: Aws, qualifier: str) -> Itera
         yield Check(name, "ok", "all exist")
 
 
-def _exists(aws: Aws, role: LinkedRole) -> bool:
-    try:
-        aws.call("iam", "get_role", RoleName=role.name)
-    except AwsRefused as refused:
-        if refused.code != UNKNOWN:
-            raise
-        return False
-    return True
-
-
 def _is_administrator(aws: Aws, role: str) -> bool:
     """Returns whether a role has every right, also if it does not exist: the bootstrap creates it so."""
-    try:
-        policies = aws.all("iam", "list_attached_role_policies", "AttachedPolicies", RoleName=role)
-    except AwsRefused as refused:
-        if refused.code != UNKNOWN:
-            raise
-        return True
-    return any(policy["PolicyName"] == ADMINISTRATOR for policy in policies)
+    # one page, which has up to 100 policies, is more than a role can have
+    found = aws.look("iam", "list_attached_role_policies", RoleName=role)
+    return found is None or any(one["PolicyName"] == ADMINISTRATOR for one in found["AttachedPolicies"])

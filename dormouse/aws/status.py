@@ -110,9 +110,9 @@ def status(instance: DeployedInstance) -> Status:
     """
     cluster = describe(instance.aws, instance.cluster)
     waits = waiting(instance)
-    runs, query_service = _runs(instance), instance.resources.query
-    state, resources = sleeper_state(instance), instance.resources
-    query, compaction = state if query_service else None, resources.compaction
+    runs, resources, state = _runs(instance), instance.resources, sleeper_state(instance)
+    query_service, compaction, ours = resources.query, resources.compaction, resources.database
+    query = state if query_service else None
     committing = resources.commit.service if resources.commit else None
     commit = state if committing else None
     live = {**_live(instance, cluster, bool(runs)), **_tasks_live(instance, "query", query_service, query)}
@@ -120,7 +120,6 @@ def status(instance: DeployedInstance) -> Status:
     if commit == "running" and tasks.get("commit_tasks") == 0:
         commit = NO_TASK
     live["sleeps"] = state in ("asleep", GONE)
-    ours = instance.resources.database
     found = Status(
         instance=instance.id,
         account=instance.account,
@@ -136,9 +135,9 @@ def status(instance: DeployedInstance) -> Status:
         spark=_spark(instance),
         query=query,
         query_url=query_service.url if query_service else None,
-        access=state if instance.resources.access else None,
+        access=state if resources.access else None,
         left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
-        usd_hour=tuple(hourly(instance.resources, live, instance.region)),
+        usd_hour=tuple(hourly(resources, live, instance.region)),
         emr_endpoint=state if compaction and compaction.has_endpoint else None,
         commit_service=commit,
         left_stacks=left_stacks(instance.aws, instance.id),

@@ -219,12 +219,15 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
     return True
 
 
-def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX) -> bool:
-    """Requests an update of a stack's parameter `Running` through the stack's lambda.
+def switch(
+    aws: Aws, application: ApplicationResources, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX
+) -> bool:
+    """Requests an update of the stack's parameter `Running` through the stack's lambda.
 
     Returns whether AWS accepted. So only the lambda needs the right to update the stack.
     """
-    return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
+    assert application.switch is not None  # noqa: S101  a part sleeps, so the stack has the lambda
+    return bool(aws.invoke(application.switch, {"running": runs}, seconds_max=seconds_max)["asked"])
 
 
 def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
@@ -256,9 +259,10 @@ def sleepers(instance: DeployedInstance) -> list[str]:
 def sleeper_state(instance: DeployedInstance) -> str:
     """Returns the state of the parts that exist only while the instance runs.
 
-    It is "running", "asleep", "gone" for a deleted stack, or CloudFormation's state during a change.
+    It is "running", "asleep", "gone" for a deleted stack or without such parts, or CloudFormation's state
+    during a change.
     """
-    application = instance.resources.application
+    application = instance.resources.application if sleepers(instance) else None
     found = application and stack(instance.aws, application.stack)
     if not found:
         return GONE
@@ -331,7 +335,7 @@ class SwitchStack:
         return is_followed or (self._asked and began != self._asked_after)
 
     def _ask(self, described: Mapping[str, Any]) -> None:
-        if switch(self.instance.aws, self.resources.switch or "", runs=self.runs):
+        if switch(self.instance.aws, self.resources, runs=self.runs):
             self._asked, self._asked_after = True, described.get("LastUpdatedTime")
 
     def _failure(self, status: str) -> str:
