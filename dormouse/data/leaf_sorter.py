@@ -7,7 +7,8 @@ beginning of the key, and has the same order:
 - repeated texts, as their rank among the distinct ones,
 - other texts, as the bytes after their common prefix.
 
-Sorting numbers takes a fraction of the time of comparing rows column by column.
+Sorting numbers takes a fraction of the time of comparing rows column by column. Numbers of many rows are
+sorted by radix: two passes over 16 bits each order the first 32 bits.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ _BITS = 64
 _BYTES_OF_TEXT = 8
 _ROWS_MIN = 1_000
 """The fewest rows that are sorted as numbers; with fewer rows nothing is gained."""
+_RADIX_BITS = 16
+"""The width of the numbers that NumPy sorts by radix."""
+_RUNS_MAX = 64
+"""The most ascending runs of rows for which merging the runs is faster than sorting by radix."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -72,12 +77,38 @@ def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[
         return _by_arrow(rows, ascending, descending)
     words, is_whole = _packed(rows, ascending)
     is_whole = is_whole and not descending
-    if is_whole and bool(np.all(words[1:] >= words[:-1])):
+    runs = int(np.count_nonzero(words[1:] < words[:-1])) + 1
+    if is_whole and runs == 1:
         return None
-    order = np.argsort(words, kind="stable")
+    order = _merged_runs(words) if runs <= _RUNS_MAX else _by_radix(words)
     if not is_whole:
         _settle(order, words[order], rows, ascending, descending)
     return pa.array(order)
+
+
+def _merged_runs(words: Words) -> npt.NDArray[np.int64]:
+    """Returns the indices that sort the numbers stably; fast for few ascending runs (Timsort)."""
+    return np.argsort(words, kind="stable")
+
+
+def _by_radix(words: Words) -> npt.NDArray[np.int64]:
+    """Returns the indices that sort the numbers stably: by the first 32 bits, then ties by the whole."""
+    lower = max(0, int(words.max()).bit_length() - 2 * _RADIX_BITS)
+    fronts = (words >> np.uint64(lower)).astype(np.uint32)
+    order = np.argsort(fronts.astype(np.uint16), kind="stable")
+    order = order[np.argsort((fronts >> np.uint32(_RADIX_BITS)).astype(np.uint16)[order], kind="stable")]
+    ordered = words[order]
+    if lower and bool(np.any(ordered[1:] < ordered[:-1])):
+        places = _tied(fronts[order])
+        tied = order[places]
+        order[places] = tied[_merged_runs(words[tied])]
+    return order
+
+
+def _tied(ordered: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Returns the places of the values that are equal to the value before or after them."""
+    equal = ordered[1:] == ordered[:-1]
+    return np.flatnonzero(np.append(equal, False) | np.append(False, equal))
 
 
 def _settle(
@@ -88,8 +119,7 @@ def _settle(
     descending: Sequence[str],
 ) -> None:
     """Completes the sort order `order` in place: compares the rows whose numbers in `words` are equal."""
-    equal = words[1:] == words[:-1]
-    places = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+    places = _tied(words)
     if len(places):
         tied = order[places]
         columns = rows.select([*ascending, *descending]).take(pa.array(tied))
@@ -144,14 +174,21 @@ def _fronts(texts: pa.LargeBinaryArray) -> Words:
     shared = next((n for n, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))
     _, offsets, content = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64, len(texts) + 1, texts.offset * np.dtype(np.int64).itemsize)
-    data = np.frombuffer(content, np.uint8) if content is not None and content.size else np.zeros(1, np.uint8)
-    starts, ends_at = bounds[:-1] + shared, bounds[1:]
-    words = np.zeros(len(texts), np.uint64)
-    for number in range(_BYTES_OF_TEXT):
-        at = starts + number
-        inside = at < ends_at
-        words = words << np.uint64(8) | np.where(inside, data[np.where(inside, at, 0)], 0).astype(np.uint64)
-    return words
+    if content is None or content.size < _BYTES_OF_TEXT:
+        content = (content.to_pybytes() if content is not None else b"") + bytes(_BYTES_OF_TEXT)
+    data = np.frombuffer(content, np.uint8)
+    last = len(data) - _BYTES_OF_TEXT
+    eights: npt.NDArray[Any] = np.ndarray(last + 1, ">u8", data, strides=(1,))
+    starts = bounds[:-1] + shared
+    at = np.minimum(starts, last)
+    missing = _BYTES_OF_TEXT - np.clip(bounds[1:] - starts, 0, _BYTES_OF_TEXT)
+    words = eights[at].astype(np.uint64) << _bits(starts - at) >> _bits(missing) << _bits(missing)
+    return np.where(missing == _BYTES_OF_TEXT, np.uint64(0), words)
+
+
+def _bits(byte_counts: npt.NDArray[np.int64]) -> Words:
+    """Returns the numbers of bits, less than 64: a shift by more is undefined."""
+    return (8 * np.minimum(byte_counts, _BYTES_OF_TEXT - 1)).astype(np.uint64)
 
 
 class LeafLookup:

@@ -17,6 +17,7 @@ Values = Callable[[Random], object]
 NUMBERS: dict[str, tuple[pa.DataType, Values]] = {
     "int": (pa.int32(), lambda r: r.choice([r.randrange(-(1 << 31), 1 << 31), -1, 0, (1 << 31) - 1])),
     "long": (pa.int64(), lambda r: r.choice([r.randrange(-(1 << 63), 1 << 63), -1, 0, (1 << 63) - 1])),
+    "skewed": (pa.int64(), lambda r: r.choice([r.randrange(500), r.randrange(500), 1 << 62, -(1 << 62)])),
     "few": (pa.int64(), lambda r: r.randrange(3)),
     "one": (pa.int64(), lambda r: 7),
     "date": (pa.date32(), lambda r: r.randrange(-(10**5), 10**5)),
@@ -67,6 +68,17 @@ def test_rows_with_equal_keys_are_sorted_descending_by_the_other_columns(kind: s
     found = sort_indices(rows, ["a", "b"], ["c", "d"])
     assert found is not None
     assert found.to_pylist() == pc.sort_indices(rows, sort_keys=keys).to_pylist()
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("runs", [2, 40, 300])
+def test_rows_of_sorted_runs_are_sorted_stably(kind: str, runs: int) -> None:
+    rows = rows_of((kind,), 9).combine_chunks()
+    pieces = [rows.slice(start, ROWS // runs).sort_by("c0") for start in range(0, ROWS, ROWS // runs)]
+    joined = pa.concat_tables(pieces)
+    found = sort_indices(joined, ["c0"])
+    expected = pc.sort_indices(joined, sort_keys=[("c0", "ascending")])
+    assert (np.arange(ROWS) if found is None else found.to_numpy()).tolist() == expected.to_pylist()
 
 
 @pytest.mark.parametrize("kinds", [("long",), ("few", "date"), ("words", "few")])
