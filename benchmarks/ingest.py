@@ -4,7 +4,7 @@ Spark runs `repartitionByRange` and `sortWithinPartitions` and writes Parquet. D
 also divides exactly by leaves, writes sketches and commits a transaction. It ingests once from a DataFrame,
 and once from the paths of the files, which its tasks read themselves. Both write the same number of
 partitions, with zstd at level 1, and the page cache is warm. A second part, `local_ingest`, compares with
-DuckDB without Spark.
+DuckDB without Spark. A third, `bulk_ingest`, compares with table formats that do not sort.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dormouse as dm
-from benchmarks import local_ingest
+from benchmarks import bulk_ingest, local_ingest
 from benchmarks.compaction import (
     RATES,
     ROUNDS,
@@ -48,8 +48,10 @@ class Plan:
     local_rows: int = amount(
         6_000_000, 100_000, help="rows of lineitem for the ingest without Spark [6,000,000]"
     )
+    bulk_rows: int = amount(1_000_000, 50_000, help="rows in memory, also for other formats [1,000,000]")
     csv_files: int = amount(10_000, 200, help="CSV files of 100 rows each [10,000]")
     rounds: int = amount(5, 3, help=ROUNDS)
+    only: str = amount("all", choices=("all", "bulk"), help="measure only the third part [all]")
 
 
 def make_source(folder: Path, rows: int) -> None:
@@ -65,6 +67,9 @@ def make_source(folder: Path, rows: int) -> None:
 
 def measure(plan: Plan, tell: Tell) -> Figures:
     """Measures every way to ingest in this process, because all share the Spark session."""
+    bulk = bulk_ingest.measure(plan.bulk_rows, plan.rounds, tell)
+    if plan.only == "bulk":
+        return bulk
     from dormouse.spark.session import spark_session
 
     rows = plan.rows // FILES * FILES
@@ -90,7 +95,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
         facts = {"rows": rows, "partitions": PARTITIONS, "input_bytes": size, "rounds": plan.rounds}
     for side, key in (("dormouse", "vs_spark"), ("dormouse_paths", "vs_spark_paths")):
         found[key] = round(median_ratio(seconds["spark"], seconds[side]), 3)
-    return {**facts, **found}
+    return {**facts, **found, **bulk}
 
 
 def _dormouse(instance: Instance, data: DataFrame | str) -> Callable[[], Action]:
@@ -163,8 +168,17 @@ BENCHMARK = Benchmark(
                 "ingest_many_files_vs_duckdb": "  small CSV files",
             }
         ),
+        *bulk_ingest.TABLES,
     ],
-    needed=["duckdb"],
+    only_json=["{bulk_rows}"],
+    needed=[
+        "duckdb",
+        "duckdb_extension_ducklake",
+        "duckdb_extension_postgres_scanner",
+        "deltalake",
+        "pyiceberg",
+        "psycopg2",
+    ],
 )
 
 if __name__ == "__main__":

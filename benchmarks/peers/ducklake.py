@@ -93,7 +93,8 @@ class DuckLake(Peer):
 
     @contextmanager
     def attached(self) -> Iterator[Any]:
-        with _loaded() as connection:
+        # one thread, because there are more writers than cores and the files are tiny
+        with loaded(threads=1) as connection:
             target = f"ducklake:postgres:{self.database}"
             connection.execute(
                 f"attach '{target}' as lake (data_path '{self.folder}/', data_inlining_row_limit 0)"
@@ -103,14 +104,14 @@ class DuckLake(Peer):
 
 
 @contextmanager
-def _loaded() -> Iterator[Any]:
+def loaded(threads: int) -> Iterator[Any]:
+    """Opens DuckDB with the extensions that DuckLake needs."""
     import duckdb
     import duckdb_extension_ducklake
     import duckdb_extension_postgres_scanner
 
-    # one thread, because there are more writers than cores and the files are tiny
     # unsigned extensions: pip has checked the wheels, and checking signatures again takes each writer 0.3 s
-    with duckdb.connect(config={"threads": 1, "allow_unsigned_extensions": True}) as connection:
+    with duckdb.connect(config={"threads": threads, "allow_unsigned_extensions": True}) as connection:
         connection.execute("set enable_progress_bar = false")
         for package in (duckdb_extension_postgres_scanner, duckdb_extension_ducklake):
             (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
