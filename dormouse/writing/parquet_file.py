@@ -171,13 +171,12 @@ def _leaves(name: str, type_: DataType) -> Iterator[tuple[str, DataType]]:
         yield from [(f"{name}.key_value.key", type_.key), *_leaves(f"{name}.key_value.value", type_.element)]
 
 
-def _pieces(sample: pa.Table) -> pa.Table:
+def _pieces(sample: pa.Table, rows_max: int) -> pa.Table:
     """Returns a smaller sample: pieces of consecutive rows, in which equal values follow each other."""
-    rows = _TRIED_ROWS // _PIECES
-    if sample.num_rows <= _TRIED_ROWS:
+    if sample.num_rows <= rows_max:
         return sample
     starts = (number * sample.num_rows // _PIECES for number in range(_PIECES))
-    return pa.concat_tables([sample.slice(start, rows) for start in starts])
+    return pa.concat_tables([sample.slice(start, rows_max // _PIECES) for start in starts])
 
 
 def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
@@ -185,12 +184,12 @@ def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way
     if sample.num_rows < _TELLING_ROWS_MIN:
         return {}
     names = [field.name for field in schema.fields if not field.type.is_nested]
-    pieces = _pieces(sample)
+    pieces = _pieces(sample, _TRIED_ROWS)
     ways = _cheapest(pieces.select(names), schema, compression)
     unsure = [name for name, way in ways.items() if way.is_unsure]
     if unsure and pieces.num_rows < sample.num_rows:
         # with more rows, the values of a dictionary cost less per row
-        ways |= _cheapest(sample.select(unsure), schema, compression)
+        ways |= _cheapest(_pieces(sample.select(unsure), SAMPLE_ROWS), schema, compression)
     return ways
 
 
