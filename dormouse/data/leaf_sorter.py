@@ -61,7 +61,8 @@ MEMORY_BYTES_MAX = (1 << 31) - 1
 MERGED_RUNS_MAX = 32
 RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
-STREAM_BYTES = 256 * 1024 * 1024
+TAKEN_ROWS, TAKEN_BYTES = 1 << 19, 64 * 1024 * 1024
+"""The most rows and bytes that are put in order at once. With many rows, each column stays in the cache."""
 COLUMNS_AT_ONCE = 2
 """The most columns that are concatenated at the same time. Meanwhile each takes twice its memory."""
 Key = tuple[Any, ...]
@@ -383,12 +384,10 @@ class LeafSorter:
     def _sorted(self, rows: pa.Table, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         order = sort_indices(rows, self._order, self._descending)
         rows = rows.select(names)
-        at_once = max(1, min(STREAM_ROWS, STREAM_BYTES * len(rows) // max(1, rows.nbytes)))
+        at_once = max(1, min(TAKEN_ROWS, TAKEN_BYTES * len(rows) // max(1, rows.nbytes)))
         for start in range(0, len(rows), at_once):
-            if order is None:
-                yield from rows.slice(start, at_once).to_batches()
-            else:
-                yield from rows.take(order.slice(start, at_once)).combine_chunks().to_batches()
+            some = rows.slice(start, at_once) if order is None else rows.take(order.slice(start, at_once))
+            yield from some.to_batches(STREAM_ROWS)
 
     def _spill(self) -> None:
         """Sorts the held rows and writes them to disk in a thread, once the run before has been written."""

@@ -26,7 +26,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (source_files, "_BYTES_MAX"),
         (source, "_WIDE_ROWS_BYTES"),
-        (leaf_sorter, "STREAM_BYTES"),
+        (leaf_sorter, "TAKEN_BYTES"),
         (datafusion_session, "_BATCH_BYTES"),
     ):
         monkeypatch.setattr(module, name, MEBIBYTE)
