@@ -87,7 +87,7 @@ def test_a_statement_leaves_nothing_to_the_next(engine: Engine, statement: str) 
         closing(session.rows(T, statement, ()).batches) as batches,  # type: ignore[type-var]
     ):
         next(batches)
-    with closing(engine.cursor()) as connection:
+    with closing(engine.cursor().connection) as connection:
         left = "from duckdb_views() where not internal union all by name from duckdb_variables()"
         assert connection.execute(left).fetchall() == []
 
@@ -101,7 +101,7 @@ def test_an_interrupted_statement_leaves_nothing(engine: Engine) -> None:
         with pytest.raises(DormouseError, match="interrupted"):
             for _ in batches:
                 pass
-    with closing(engine.cursor()) as connection:
+    with closing(engine.cursor().connection) as connection:
         assert connection.execute("from duckdb_views() where not internal").fetchall() == []
 
 
