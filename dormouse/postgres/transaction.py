@@ -26,7 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Call, Query, Statement, execute_each
+from dormouse.postgres.queries import Call, Query
 from dormouse.postgres.session import (
     ALONE,
     LOCK,
@@ -260,10 +260,6 @@ def run_lookup(
         return run_transaction(supplier, work, read_only=True, operation=operation)
 
 
-_ONE_SNAPSHOT = Statement(sql.SQL(_BEGIN[Isolation.REPEATABLE_READ, True]))
-_END = Statement(sql.SQL("commit"))
-
-
 def run_lookups(supplier: Supplier, calls: Sequence[Call]) -> list[list[Any]] | None:
     """Returns the rows of statements that only read, all as of one snapshot, in one round trip.
 
@@ -272,11 +268,15 @@ def run_lookups(supplier: Supplier, calls: Sequence[Call]) -> list[list[Any]] | 
     """
     with supplier.connection() as conn:
         try:
-            found = execute_each(conn, [(_ONE_SNAPSHOT, {}), *calls, (_END, {})])
-        except psycopg.OperationalError:
+            with conn.pipeline():
+                conn.execute(_BEGIN[Isolation.REPEATABLE_READ, True], prepare=False)
+                cursors = [statement.execute(conn, values) for statement, values in calls]
+                conn.execute("commit", prepare=False)
+            return [fetched(cursor) for cursor in cursors]
+        except psycopg.Error:
             return None
-    rows = [answer for answer in found if not isinstance(answer, psycopg.Error)]
-    return rows[1:-1] if len(rows) == len(found) else None
+        finally:
+            _roll_back(conn)  # if it failed
 
 
 def rows_of(

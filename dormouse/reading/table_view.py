@@ -88,7 +88,7 @@ class _PlannedPage(NamedTuple):
         return _PlannedPage(page, made, snapshot)
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """A page, and the statement that plans it."""
 
     page: Page
@@ -343,13 +343,13 @@ class _View:
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             known = None  # the known tree is of another moment than the transaction
 
-    def asked(self, ranges: KeyRanges) -> _Asked | None:
+    def request(self, ranges: KeyRanges) -> _Request | None:
         """Returns the page of all leaves of the cached tree, and its statement; None without such a tree."""
         known = self._partitions.cached()
         if known is None:
             return None
         page = self._page(known, ranges, None)
-        return _Asked(page, self._store.plan_call(page.partition_ids, self._bounds(ranges)))
+        return _Request(page, self._store.plan_call(page.partition_ids, self._bounds(ranges)))
 
     def answered(self, page: Page, ranges: KeyRanges, rows: Sequence[Sequence[Any]]) -> _PlannedPage | None:
         """Returns the page's plan from the rows of its statement; None if its tree is not the newest."""
@@ -474,11 +474,11 @@ def _is_of(tree: PartitionTree, epoch: int, made_at: int) -> bool:
 
 def _at_once(context: TableContext, views: Sequence[tuple[_View, KeyRanges]]) -> list[QueryPlan] | None:
     """Returns plans of one moment, made in one round trip; None if that fails or a tree is not the newest."""
-    asked = [view.asked(ranges) for view, ranges in views]
-    calls = [one.call for one in asked if one is not None]
+    requests = [view.request(ranges) for view, ranges in views]
+    calls = [one.call for one in requests if one is not None]
     found = run_lookups(context.supplier, calls) if len(calls) == len(views) else None
     plans = []
-    for (view, ranges), one, rows in zip(views, asked, found or (), strict=False):
+    for (view, ranges), one, rows in zip(views, requests, found or (), strict=False):
         planned = None if one is None else view.answered(one.page, ranges, rows)
         if planned is None:
             return None

@@ -376,17 +376,17 @@ class FileReferenceStore:
         values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
         return self.own.statement("plan"), self.own.values(values)
 
-    def planned_from(self, found: Sequence[Sequence[Any]]) -> Planned | None:
+    def planned_from(self, rows: Sequence[Sequence[Any]]) -> Planned | None:
         """Returns the data of a plan from the rows of `plan_call`; None if a reference has no file.
 
         Raises `TableNotFound` without rows, since the table was dropped.
         """
-        head, *rows = found or (None,)
+        head, *references = rows or (None,)
         if head is None or head[0] is None:
             raise TableNotFound.gone(self.table.name)
-        if not all(row[-1] for row in rows):
+        if not all(row[-1] for row in references):
             return None
-        planned = PlannedRows([row[3:11] for row in rows], head[2] or ())
+        planned = PlannedRows([row[3:11] for row in references], head[2] or ())
         return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
