@@ -274,9 +274,7 @@ def run_lookups(supplier: Supplier, calls: Sequence[Call]) -> list[list[Any]] | 
                 conn.execute("commit", prepare=False)
             return [fetched(cursor) for cursor in cursors]
         except psycopg.Error:
-            return None
-        finally:
-            _roll_back(conn)  # if it failed
+            return None  # the supplier rolls back
 
 
 def rows_of(

@@ -56,8 +56,11 @@ def test_one_failure_leaves_no_answer_and_a_connection_that_works(
 ) -> None:
     for before, after in ((0, 1), (1, 0), (2, 2)):
         calls = [*looks(before), (bad, {"id": 0}), *looks(after)]
+        with counted.connection() as conn:
+            process = conn.info.backend_pid
         assert run_lookups(counted, calls) is None
         with counted.connection() as conn:
+            assert (conn.info.backend_pid == process) is (bad is not ENDING)
             assert conn.pgconn.transaction_status == TransactionStatus.IDLE
             assert conn.execute("select n from counter where id = 1").fetchone() == (0,)
         found = run_lookups(counted, looks(2))

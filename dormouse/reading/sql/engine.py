@@ -297,10 +297,8 @@ class Engine:
     def close(self) -> None:
         with self._lock:
             if self._opened is not None and self._pid == os.getpid():
-                for connection in (*(one.connection for one in self._kept), self._opened):
-                    connection.close()
-                self._kept = []
-            self._opened = None
+                self._opened.close()  # and all of its cursors
+            self._opened, self._kept = None, []
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         made = connection(self._objects)
