@@ -274,7 +274,8 @@ def run_lookups(supplier: Supplier, calls: Sequence[Call]) -> list[list[Any]] | 
                 conn.execute("commit", prepare=False)
             return [fetched(cursor) for cursor in cursors]
         except psycopg.Error:
-            return None  # the supplier rolls back
+            _roll_back(conn)
+            return None
 
 
 def rows_of(

@@ -52,7 +52,7 @@ def test_statements_that_are_sent_together_only_read_and_see_one_snapshot(
 
 @pytest.mark.parametrize("bad", [FAILING, ENDING, CHANGING])
 def test_one_failure_leaves_no_answer_and_a_connection_that_works(
-    counted: ConnectionSupplier, bad: Statement
+    counted: ConnectionSupplier, bad: Statement, caplog: pytest.LogCaptureFixture
 ) -> None:
     for before, after in ((0, 1), (1, 0), (2, 2)):
         calls = [*looks(before), (bad, {"id": 0}), *looks(after)]
@@ -63,6 +63,7 @@ def test_one_failure_leaves_no_answer_and_a_connection_that_works(
             assert (conn.info.backend_pid == process) is (bad is not ENDING)
             assert conn.pgconn.transaction_status == TransactionStatus.IDLE
             assert conn.execute("select n from counter where id = 1").fetchone() == (0,)
+        assert not caplog.records
         found = run_lookups(counted, looks(2))
         assert [[row[0] for row in rows] for rows in found or ()] == [[0], [0]]
 
