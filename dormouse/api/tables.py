@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
 
+CURSORS_KEPT = 8
+"""The most idle connections to DuckDB, each with the views of an ended statement."""
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -314,7 +317,7 @@ class Tables:
     def _engine(self) -> Engine:
         from dormouse.reading.sql.engine import Engine
 
-        return Engine(self.objects)
+        return Engine(self.objects, cursors_kept=CURSORS_KEPT)
 
     def _named(self, verify: bool = False) -> Named:
         from dormouse.reading.sql.statements import Named

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from json import dumps, loads
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin
 
@@ -516,16 +517,14 @@ class TableRecord:
 def table_of(row: Sequence[Any]) -> TableRecord:
     """Returns the table record of a row of a query, whose columns are the fields of `TableRecord`."""
     table_id, name, schema, properties, layout, created_at, uuid, numbered = row
-    return TableRecord(
-        table_id,
-        name,
-        Schema.from_record(schema),
-        TableProperties(**properties),
-        layout,
-        created_at,
-        uuid.hex,
-        numbered,
-    )
+    read = _read(dumps([schema, properties]))
+    return TableRecord(table_id, name, *read, layout, created_at, uuid.hex, numbered)
+
+
+@lru_cache(maxsize=1_000)
+def _read(record: str) -> tuple[Schema, TableProperties]:
+    schema, properties = loads(record)
+    return Schema.from_record(schema), TableProperties(**properties)
 
 
 def check_table_name(name: object) -> str:

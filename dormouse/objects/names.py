@@ -136,7 +136,8 @@ def check_name(name: str) -> str:
     Segments are letters, digits and `. _ = -` (no character that a URL, a shell or S3 encodes), joined by
     `/`.
     """
-    reason = _fault(name)
+    is_short = isinstance(name, str) and len(name) <= NAME_BYTES_MAX
+    reason = _known_fault(name) if is_short else _fault(name)
     if reason:
         raise InvalidName(f"Object name {name!r} {reason}")
     return name
@@ -184,6 +185,9 @@ def _fault(name: str) -> str | None:
     if segments[0] == STAGING:
         return f"is in {STAGING}/, which the store keeps for itself"
     return next((fault for fault in map(_segment_fault, segments) if fault), None)
+
+
+_known_fault = lru_cache(maxsize=10_000)(_fault)
 
 
 def _segment_fault(segment: str) -> str | None:

@@ -9,6 +9,7 @@ from dormouse.postgres.transaction import (
     Retries,
     rows_of,
     run_lookup,
+    run_lookups,
     run_statement,
     run_transaction,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "migrate",
     "rows_of",
     "run_lookup",
+    "run_lookups",
     "run_statement",
     "run_transaction",
 ]

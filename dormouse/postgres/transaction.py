@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal, TypeVar, get_args
 
@@ -26,7 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Query
+from dormouse.postgres.queries import Call, Query
 from dormouse.postgres.session import (
     ALONE,
     LOCK,
@@ -258,6 +258,24 @@ def run_lookup(
         return run_statement(supplier, work, operation=operation)
     except CommitOutcomeUnknown:
         return run_transaction(supplier, work, read_only=True, operation=operation)
+
+
+def run_lookups(supplier: Supplier, calls: Sequence[Call]) -> list[list[Any]] | None:
+    """Returns the rows of statements that only read, all as of one snapshot, in one round trip.
+
+    Returns None if one of them fails or the connection dies. The caller then runs them by `run_transaction`,
+    which retries, and raises the error.
+    """
+    with supplier.connection() as conn:
+        try:
+            with conn.pipeline():
+                conn.execute(_BEGIN[Isolation.REPEATABLE_READ, True], prepare=False)
+                cursors = [statement.execute(conn, values) for statement, values in calls]
+                conn.execute("commit", prepare=False)
+            return [fetched(cursor) for cursor in cursors]
+        except psycopg.Error:
+            _roll_back(conn)
+            return None
 
 
 def rows_of(

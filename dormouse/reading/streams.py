@@ -388,16 +388,19 @@ def interruptible_call(call: Callable[[], T], interrupt: Callable[[], object]) -
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    with ThreadPoolExecutor(1, thread_name_prefix="dormouse-query") as worker:
-        made = worker.submit(call)
-        try:
-            # the timeout lets a signal end the wait, even if a library retries the wait, as Polars does
-            while not made.done():
-                wait([made], SIGNALS_SECONDS)
-            return made.result()
-        finally:
-            if not made.done():
-                interrupt()
+    thread = worker()
+    made = thread.submit(call)
+    try:
+        # the timeout lets a signal end the wait, even if a library retries the wait, as Polars does
+        while not made.done():
+            wait([made], SIGNALS_SECONDS)
+        return made.result()
+    finally:
+        if made.done():
+            _note_idle(thread)
+        else:
+            interrupt()
+            thread.shutdown()
 
 
 # Answers as users hold them: a stream of batches, which can be taken as one object of another library.

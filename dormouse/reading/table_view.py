@@ -28,7 +28,8 @@ from dormouse.model.cut import Cut, Position, When
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.postgres import Isolation, run_lookup, run_transaction
+from dormouse.postgres import Isolation, run_lookup, run_lookups, run_transaction
+from dormouse.postgres.queries import Call
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
 from dormouse.reading.planner import (
     Page,
@@ -85,6 +86,13 @@ class _PlannedPage(NamedTuple):
         deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
         made = plan(page, map(PlannedReference._make, rows.references), deletions)
         return _PlannedPage(page, made, snapshot)
+
+
+class _Request(NamedTuple):
+    """A page, and the statement that plans it."""
+
+    page: Page
+    call: Call
 
 
 @dataclass(slots=True)
@@ -205,10 +213,14 @@ def plan_tables(
     if not wanted:
         return []
 
+    views = [
+        (_View(context, filtered_again=filtered_again, begun=begun), ranges) for context, ranges in wanted
+    ]
+    found = _at_once(wanted[0][0], views)
+    if found is not None:
+        return found
+
     def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
-        views = [
-            (_View(context, filtered_again=filtered_again, begun=begun), ranges) for context, ranges in wanted
-        ]
         return [view.within(conn, ranges, None).plan for view, ranges in views]
 
     return _in_one_snapshot(wanted[0][0], work)
@@ -309,7 +321,7 @@ class _View:
             epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
                 partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
             )
-            if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
+            if _is_of(tree, epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             # a split committed meanwhile: ask for the new partitions
@@ -326,10 +338,26 @@ class _View:
             page = self._page(tree, ranges, leaves_max)
             plan = partial(self._store.planned_on, page.partition_ids, self._bounds(ranges), conn)
             epoch, made_at, version, is_shown_so, snapshot, rows = self._store.own.following(plan, conn)
-            if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
+            if known is None or _is_of(tree, epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             known = None  # the known tree is of another moment than the transaction
+
+    def request(self, ranges: KeyRanges) -> _Request | None:
+        """Returns the page of all leaves of the cached tree, and its statement; None without such a tree."""
+        known = self._partitions.cached()
+        if known is None:
+            return None
+        page = self._page(known, ranges, None)
+        return _Request(page, self._store.plan_call(page.partition_ids, self._bounds(ranges)))
+
+    def answered(self, page: Page, ranges: KeyRanges, rows: Sequence[Sequence[Any]]) -> _PlannedPage | None:
+        """Returns the page's plan from the rows of its statement; None if its tree is not the newest."""
+        found = self._store.planned_from(rows)
+        if found is None or not _is_of(page.tree, found.epoch, found.made_at):
+            return None
+        self._check_known(found.schema_version, found.is_shown_so)
+        return _PlannedPage.of(page, ranges, found.rows, found.snapshot)
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
         """Yields a first page and all further ones."""
@@ -437,6 +465,25 @@ class _View:
         """Runs one statement in one round trip."""
         supplier = self._context.supplier
         return self._store.own.following(lambda: run_lookup(supplier, work, operation=OPERATION))
+
+
+def _is_of(tree: PartitionTree, epoch: int, made_at: int) -> bool:
+    """Returns whether a tree is the one of an epoch, which was made at a time in microseconds since 1970."""
+    return epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)
+
+
+def _at_once(context: TableContext, views: Sequence[tuple[_View, KeyRanges]]) -> list[QueryPlan] | None:
+    """Returns plans of one moment, made in one round trip; None if that fails or a tree is not the newest."""
+    requests = [view.request(ranges) for view, ranges in views]
+    calls = [one.call for one in requests if one is not None]
+    found = run_lookups(context.supplier, calls) if len(calls) == len(views) else None
+    plans = []
+    for (view, ranges), one, rows in zip(views, requests, found or (), strict=False):
+        planned = None if one is None else view.answered(one.page, ranges, rows)
+        if planned is None:
+            return None
+        plans.append(planned.plan)
+    return plans or None
 
 
 def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:

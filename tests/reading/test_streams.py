@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.reading import streams
-from dormouse.reading.streams import AHEAD_BYTES, Ahead, batches_ahead, in_thread
+from dormouse.reading.streams import AHEAD_BYTES, Ahead, batches_ahead, in_thread, interruptible_call
 from tests.stored import wait_until
 
 
@@ -177,6 +177,24 @@ def test_a_thread_serves_one_reader_after_another() -> None:
     wait_until(lambda: len(streams._idle) == 1)
     streams.end_idle()
     assert not any(thread.ident == first for thread in threading.enumerate())
+
+
+def test_calls_that_ctrl_c_may_interrupt_have_a_thread_that_is_kept() -> None:
+    wait_until(lambda: len(_threads()) == len(streams._idle))  # no reader of another test has one
+    streams.end_idle()
+
+    def fail() -> None:
+        failed.append(threading.get_ident())
+        raise LookupError("gone")
+
+    failed: list[int] = []
+    threads = {interruptible_call(threading.get_ident, lambda: None) for _ in range(3)}
+    with pytest.raises(LookupError, match="gone"):
+        interruptible_call(fail, lambda: None)
+    assert threads == {*failed}
+    assert threads != {threading.get_ident()}
+    assert len(streams._idle) == 1
+    streams.end_idle()
 
 
 def test_few_threads_are_kept() -> None:

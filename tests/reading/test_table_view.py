@@ -311,6 +311,39 @@ def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
         split(table, -15, -10 - number)
 
 
+def test_tables_are_planned_in_one_round_trip_unless_a_known_tree_is_outdated(
+    new_table: NewTable, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(2)
+    add(table, 1, "a")
+    view, catalog = again(table), Catalog(supplier, WriteAttempts(supplier, table.objects))
+    both = [(view, EVERYTHING), (view, at(1, 2))]
+    in_turn = list[object]()
+    one_by_one = table_view._in_one_snapshot
+
+    def counted(*given: Any) -> Any:
+        in_turn.append(given)
+        return one_by_one(*given)
+
+    monkeypatch.setattr(table_view, "_in_one_snapshot", counted)
+
+    def turns(expected: tuple[str, ...]) -> int:
+        in_turn.clear()
+        assert [plan.filenames for plan in plan_tables(both)] == [expected, expected]
+        return len(in_turn)
+
+    assert (turns(("a",)), turns(("a",))) == (1, 0)  # the first reads the tree
+    add(table, 1, "b")
+    assert turns(("a", "b")) == 0
+    split(table, 1, 5)
+    assert (turns(("a", "b")), turns(("a", "b"))) == (1, 0)
+    catalog.convert_layout(table.table, "salted_counts")
+    assert (turns(("a", "b")), turns(("a", "b"))) == (1, 0)
+    catalog.drop("t")
+    with pytest.raises(TableNotFound, match="'t' no longer exists"):
+        plan_tables(both)
+
+
 @pytest.mark.slow
 def test_plans_are_right_while_leaves_are_split_and_files_replaced(
     new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch

@@ -6,12 +6,14 @@ Each statement has a session of its own.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import duckdb
@@ -29,6 +31,9 @@ from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_
 from dormouse.reading.sql.wanted import Wanted, wanted
 from dormouse.reading.streams import Interruption
 from dormouse.settings.process import environment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # DuckDB connections that can read an object store.
 
@@ -49,6 +54,7 @@ _VARIABLES = {
     "AWS_SECRET_ACCESS_KEY": "secret_access_key",
     "AWS_SESSION_TOKEN": "session_token",
 }
+_GLOB = re.compile(r"[*?[]")
 
 
 def connection(objects: ObjectStore) -> duckdb.DuckDBPyConnection:
@@ -74,7 +80,7 @@ def path_of(objects: ObjectStore, name: str) -> str:
     """Returns the path or URL of an object for DuckDB, with glob characters escaped."""
     path = objects.local_path(name)
     found = objects.uri(name) if path is None else str(path)
-    return "".join(f"[{one}]" if one in "*?[" else one for one in found)
+    return _GLOB.sub(r"[\g<0>]", found)
 
 
 def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
@@ -183,10 +189,25 @@ class Session(Protocol):
 
 
 Sessions: TypeAlias = Callable[[Interruption], Session]
+VIEWS_CHARACTERS_MAX = 100_000
+"""The most characters in the views of a connection that is kept, so that these connections stay small."""
+
+
+@dataclass(eq=False, slots=True)
+class Cursor:
+    """A connection for one statement, and the SELECT of each of its views, by the name in lower case."""
+
+    database: duckdb.DuckDBPyConnection
+    connection: duckdb.DuckDBPyConnection
+    views: dict[str, str] = field(default_factory=dict)
 
 
 class Engine:
-    """A DuckDB that reads only the objects of one store; opened when it is first used."""
+    """A DuckDB that reads only the objects of one store; opened when it is first used.
+
+    It keeps up to `cursors_kept` connections of ended statements for statements over exactly the same files,
+    which then need no new views.
+    """
 
     def __init__(
         self,
@@ -196,8 +217,12 @@ class Engine:
         spill_limit: str | None = None,
         spill_folder: Path | None = None,
         threads: int | None = None,
+        cursors_kept: int = 0,
     ) -> None:
         self._objects = objects
+        self._cursors_kept = cursors_kept
+        self._kept: list[Cursor] = []
+        """The kept connections, the one used last at the end."""
         self._settings = {
             "memory_limit": memory_limit,
             "max_temp_directory_size": spill_limit,
@@ -214,21 +239,42 @@ class Engine:
     def session(self, interruption: Interruption) -> LocalSession:
         return LocalSession(self, interruption)
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Returns a connection for one statement, which must close it.
-
-        Its views and variables end with it.
-        """
+    def cursor(self) -> Cursor:
+        """Returns a connection without views for one statement, which must close it or give it to `keep`."""
         with self._lock:
             if self._opened is None or self._pid != os.getpid():
-                # a connection that a parent process opened does not work in its child, and must not be closed
+                # connections that a parent process opened do not work in its child, and must not be closed
                 # there
-                _of_parents.append(self._opened)
+                _of_parents.append((self._opened, self._kept))
                 self._secret = secret_of(self._objects)
-                self._opened, self._pid = self._open(), os.getpid()
-            made = self._opened.cursor()
+                self._opened, self._kept, self._pid = self._open(), [], os.getpid()
+            made = Cursor(self._opened, self._opened.cursor())
         self.renew()
         return made
+
+    def kept(self, views: Mapping[str, str]) -> Cursor | None:
+        """Returns a kept connection that has exactly these views, as `cursor` does; None without one."""
+        with self._lock:
+            if self._pid != os.getpid():
+                return None
+            found = next((one for one in reversed(self._kept) if one.views == views), None)
+            if found is not None:
+                self._kept.remove(found)
+        if found is not None:
+            self.renew()
+        return found
+
+    def keep(self, cursor: Cursor) -> None:
+        """Keeps a connection on which no statement runs any more, and closes the one used least recently."""
+        with self._lock:
+            is_small = sum(map(len, cursor.views.values())) <= VIEWS_CHARACTERS_MAX
+            if cursor.database is not self._opened or not is_small or not self._cursors_kept:
+                dropped: Cursor | None = cursor
+            else:
+                self._kept.append(cursor)
+                dropped = self._kept.pop(0) if len(self._kept) > self._cursors_kept else None
+        if dropped is not None:
+            dropped.connection.close()
 
     def renew(self) -> bool:
         """Gives DuckDB the store's current credentials; returns whether they have changed.
@@ -246,13 +292,13 @@ class Engine:
     def give_up(self) -> None:
         """Drops the connection after DuckDB failed internally; the next statement gets a new one."""
         with self._lock:
-            self._opened = None
+            self._opened, self._kept = None, []
 
     def close(self) -> None:
         with self._lock:
             if self._opened is not None and self._pid == os.getpid():
-                self._opened.close()
-            self._opened = None
+                self._opened.close()  # and all of its cursors
+            self._opened, self._kept = None, []
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         made = connection(self._objects)
@@ -279,6 +325,8 @@ class Engine:
         # a small buffer returns the first rows early
         made.execute("SET streaming_buffer_size = '256KiB'")
         made.execute("SET parquet_metadata_cache = true")
+        # objects never change; remote ones are asked for, so that a file that was erased is not read again
+        made.execute("SET validate_external_file_cache = 'VALIDATE_REMOTE'")
         made.execute("SET autoload_known_extensions = false")
         made.execute("SET enable_external_access = false")
         made.execute("SET lock_configuration = true")
@@ -290,12 +338,12 @@ class LocalSession:
     def __init__(self, engine: Engine, interruption: Interruption) -> None:
         self._engine = engine
         self._interruption = interruption
-        self._connection = engine.cursor()
-        self._views: dict[str, str] = {}
-        """The SELECT of each view that this session made, by the view's name in lower case."""
+        self._cursor: Cursor | None = None
+        self._leaves: object | None = None
+        """The last statement, if it may still run, or leaves macros to the connection beside its views."""
 
     def parsed(self, statement: str) -> Parsed:
-        return self._engine.parsed.get(statement, None, lambda: parsed(self._connection, statement))
+        return self._engine.parsed.get(statement, None, lambda: parsed(self._opened().connection, statement))
 
     def wanted(
         self,
@@ -325,25 +373,58 @@ class LocalSession:
     def _rows(
         self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None
     ) -> Rows:
+        cursor = self._with_views({name.lower(): select for name, select in views.items()})
+        connection, running = cursor.connection, object()
         with self._watched():
+            self._leaves = running
             for macro in () if moment is None else macros(moment):
-                self._connection.execute(macro)
+                connection.execute(macro)
             # replaces views of these names that this statement made before
             for name, select in views.items():
-                if self._views.get(name.lower()) != select:
-                    self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
-                    self._views[name.lower()] = select
-            return rows_of(self._connection.execute(statement, parameters or None), self._watched)
+                if cursor.views.get(name.lower()) != select:
+                    connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
+                    cursor.views[name.lower()] = select
+            rows = rows_of(connection.execute(statement, parameters or None), self._watched)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from rows.batches
+            if self._leaves is running and moment is None:
+                self._leaves = None
+
+        return Rows(rows.schema, batches())
 
     def close(self) -> None:
-        """Closes the connection, so that its views and variables end."""
-        self._connection.close()
+        """Closes the connection, so that its views and variables end, or leaves it to the engine."""
+        cursor, self._cursor = self._cursor, None
+        if cursor is None:
+            return
+        if self._leaves is None and cursor.views and not self._interruption.is_set:
+            self._engine.keep(cursor)
+        else:
+            cursor.connection.close()
+
+    def _opened(self) -> Cursor:
+        if self._cursor is None:
+            self._cursor = self._engine.cursor()
+        return self._cursor
+
+    def _with_views(self, views: Mapping[str, str]) -> Cursor:
+        """Returns a connection that already has these views if there is one, otherwise the session's own."""
+        if self._cursor is not None and self._cursor.views == views:
+            return self._cursor
+        kept = self._engine.kept(views)
+        if kept is None:
+            return self._opened()
+        self.close()
+        self._cursor, self._leaves = kept, None
+        return kept
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Interrupts DuckDB when the interruption is set; replaces DuckDB's errors by Dormouse's."""
         try:
-            with self._interruption.ending(self._connection.interrupt), named_failures():
+            interrupt = self._opened().connection.interrupt
+            with self._interruption.ending(interrupt), named_failures():
                 yield
         except EngineFailed:
             self._engine.give_up()

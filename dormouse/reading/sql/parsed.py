@@ -191,6 +191,9 @@ _COMPARING_NULL = {
 _JOINING_FULL = {("full", "join"), ("full", "outer")}
 _JOINING_ONE = set(product(("left", "right"), ("join", "outer")))
 _NULLS_FIRST = ("nulls", "first")
+BEGINNINGS = {"select", "from", "values", "with"}
+"""The first words of a subquery."""
+_OPENING_SUBQUERY = set(product("(", BEGINNINGS))
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
 _NO_LINE_END = re.compile(r"[^\n]")
 _CATALOGS = {"temp", "memory"}
@@ -246,6 +249,8 @@ class Parsed:
 
     DuckDB then skips rows of one side that the other side needs.
     """
+    has_subqueries: bool
+    """True if it may have a subquery in parentheses."""
 
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
@@ -293,6 +298,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         compares_null=not _COMPARING_NULL.isdisjoint(pairs),
         joins_outer=not _JOINING_FULL.isdisjoint(pairs)
         or (_NULLS_FIRST in pairs and not _JOINING_ONE.isdisjoint(pairs)),
+        has_subqueries=not _OPENING_SUBQUERY.isdisjoint(pairs),
     )
 
 

@@ -95,6 +95,8 @@ def left_of(
     """
     numbers = [{one.deletion_id for one in some} for some in deletions]
     known = {one.deletion_id: one for some in deletions for one in some}
+    if not known:
+        return None
 
     def where(deletion: Deletion) -> Filter:
         runs = list(_runs(scans, numbers, deletion.deletion_id))

@@ -243,7 +243,7 @@ class _Statement:
             self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
             self.evaluated: list[Evaluated] = []
             self.whole = self.wanted, self.text
-            if question is None and self.wanted.ranges:
+            if question is None and self.wanted.ranges and found.has_subqueries:
                 interruptible_call(lambda: self._evaluate(found, schemas), interruption.set)
         except BaseException:
             session.close()

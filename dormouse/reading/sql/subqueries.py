@@ -15,7 +15,7 @@ import pyarrow as pa
 from dormouse.model.schema import Field
 from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.sql.conditions import literal, type_name
-from dormouse.reading.sql.parsed import Parsed, words
+from dormouse.reading.sql.parsed import BEGINNINGS, Parsed, words
 
 SUBQUERIES_MAX = 8
 """The most subqueries of one statement that are evaluated before it."""
@@ -27,7 +27,6 @@ TRIED = ("('1')", "('2000-01-01')")
 """Constants for subqueries, which DuckDB takes for numbers, texts or times, as the other side is."""
 _COMPARING = {"=", "<", ">"}
 """The first characters of the operators before a subquery of one value."""
-_BEGINNINGS = {"select", "from", "values", "with"}
 _CHANGING = {"current_query", "gen_random_uuid", "random", "uuid", "uuidv4", "uuidv7"}
 """Functions that return another value each time, or in another text."""
 _TYPES = {
@@ -72,7 +71,7 @@ def subqueries(statement: Parsed) -> Iterator[Subquery]:
     for n in range(1, len(tokens) - 1):
         start, word = tokens[n]
         before, after = tokens[n - 1][1], tokens[n + 1][1]
-        if start < end or word != "(" or after not in _BEGINNINGS or before not in {"in", *_COMPARING}:
+        if start < end or word != "(" or after not in BEGINNINGS or before not in {"in", *_COMPARING}:
             continue
         end = _closing(tokens, n) + 1
         yield Subquery(start, end, raw[start + 1 : end - 1].decode(), before == "in")

@@ -63,6 +63,20 @@ class PlannedRows(NamedTuple):
     deletions: DeletionRows
 
 
+class Planned(NamedTuple):
+    """The data with which a query of a table's partitions is planned, all as of one snapshot."""
+
+    epoch: int
+    made_at: int
+    """The time of the epoch, in microseconds since 1970."""
+    schema_version: int
+    is_shown_so: bool
+    """True if the properties that readers apply are the same as in this process."""
+    snapshot: str
+    rows: PlannedRows
+    """The references, and the pending deletions that may affect rows within the bounds."""
+
+
 class FileDeletions(NamedTuple):
     """The deletions that readers need not apply to a file, and the file's smallest and largest key.
 

@@ -44,7 +44,7 @@ from dormouse.model.table import TableRecord, is_keyed
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Uuids
+from dormouse.postgres.queries import Call, Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
 from dormouse.state.files.facts import (
@@ -53,6 +53,7 @@ from dormouse.state.files.facts import (
     FileFacts,
     FilesDeletions,
     KeyBounds,
+    Planned,
     PlannedRows,
 )
 from dormouse.state.files.holds import lock_history
@@ -357,28 +358,36 @@ class FileReferenceStore:
 
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
-    ) -> tuple[int, int, int, bool, str, PlannedRows]:
+    ) -> Planned:
         """Returns the data with which a query of some partitions is planned, from one statement.
 
-        `conn` is a connection inside the caller's transaction. Returns:
-
-        1. the table's epoch
-        2. the time of the epoch, in microseconds since 1970
-        3. the version of the schema
-        4. True if the properties that readers apply are the same as in this process
-        5. the snapshot
-        6. the references, and the pending deletions that may affect rows within the bounds
+        `conn` is a connection inside the caller's transaction.
         """
+        statement, values = self.plan_call(partition_ids, bounds)
+        found = self.planned_from(statement.execute(conn, values).fetchall())
+        if found is None:
+            raise self._unknown_file(partition_ids, conn)
+        return found
+
+    def plan_call(self, partition_ids: Sequence[str], bounds: KeyBounds) -> Call:
+        """Returns the statement that plans a query of some partitions, and its values."""
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
         values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
-        head, *rows = self.own.execute(conn, "plan", values).fetchall() or (None,)
+        return self.own.statement("plan"), self.own.values(values)
+
+    def planned_from(self, rows: Sequence[Sequence[Any]]) -> Planned | None:
+        """Returns the data of a plan from the rows of `plan_call`; None if a reference has no file.
+
+        Raises `TableNotFound` without rows, since the table was dropped.
+        """
+        head, *references = rows or (None,)
         if head is None or head[0] is None:
             raise TableNotFound.gone(self.table.name)
-        if not all(row[-1] for row in rows):
-            raise self._unknown_file(partition_ids, conn)
-        planned = PlannedRows([row[3:11] for row in rows], head[2] or ())
-        return head[0], head[6], head[9], head[5], head[1], planned
+        if not all(row[-1] for row in references):
+            return None
+        planned = PlannedRows([row[3:11] for row in references], head[2] or ())
+        return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """Returns the number of files of the first `references_max` references of some partitions."""

@@ -1,17 +1,23 @@
-"""Each statement has its own connection to DuckDB, and leaves nothing to the next."""
+"""Each statement has its own connection to DuckDB, and leaves nothing to the next.
+
+An engine may keep connections, but only for statements that would make exactly the same views.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from query_lake import tuples
 
 from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.reading.sql import engine as engine_module
 from dormouse.reading.sql.engine import Engine
 from tests.support.api import Instance, connect
 from tests.support.model import LONG, STRING, Field, Schema
@@ -87,7 +93,7 @@ def test_a_statement_leaves_nothing_to_the_next(engine: Engine, statement: str) 
         closing(session.rows(T, statement, ()).batches) as batches,  # type: ignore[type-var]
     ):
         next(batches)
-    with closing(engine.cursor()) as connection:
+    with closing(engine.cursor().connection) as connection:
         left = "from duckdb_views() where not internal union all by name from duckdb_variables()"
         assert connection.execute(left).fetchall() == []
 
@@ -101,7 +107,7 @@ def test_an_interrupted_statement_leaves_nothing(engine: Engine) -> None:
         with pytest.raises(DormouseError, match="interrupted"):
             for _ in batches:
                 pass
-    with closing(engine.cursor()) as connection:
+    with closing(engine.cursor().connection) as connection:
         assert connection.execute("from duckdb_views() where not internal").fetchall() == []
 
 
@@ -110,3 +116,122 @@ def test_a_statement_sees_the_newest_definition_of_its_views(engine: Engine) -> 
         for k in (1, 2, 2):
             rows = session.rows({"T": f"SELECT {k}::BIGINT AS k"}, "select k from t", ())
             assert [batch.to_pydict() for batch in rows.batches] == [{"k": [k]}]
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[Engine]:
+    with closing(Engine(open_store(tmp_path), cursors_kept=2)) as engine:
+        yield engine
+
+
+def run(engine: Engine, views: Mapping[str, str], statement: str = "from t", **more: Any) -> Any:
+    """Returns the values of the statement's only column."""
+    with closing(engine.session(Interruption())) as session:
+        [batch] = session.rows(views, statement, (), **more).batches
+    [values] = batch.to_pydict().values()
+    return values
+
+
+def view(value: int, name: str = "t") -> dict[str, str]:
+    return {name: f"SELECT {value}::BIGINT AS k"}
+
+
+def test_a_connection_is_kept_for_statements_over_the_same_views(keeping: Engine) -> None:
+    assert run(keeping, view(1)) == [1]
+    kept = keeping.kept(view(1))
+    assert kept is not None
+    left = "select view_name from duckdb_views() where not internal"
+    assert kept.connection.execute(left).fetchall() == [("t",)]
+    assert kept.connection.execute("from duckdb_variables()").fetchall() == []
+    assert keeping.kept(view(1)) is None  # it is lent
+    keeping.keep(kept)
+    # a name in another case is the same name
+    assert run(keeping, view(1, "T"), "select k + 1 from t") == [2]
+    again = keeping.kept(view(1))
+    assert again is kept
+
+
+@pytest.mark.parametrize("views", [{}, view(2), view(1, "u"), {**view(1), **view(1, "u")}])
+def test_a_connection_with_other_views_is_not_used(keeping: Engine, views: dict[str, str]) -> None:
+    run(keeping, view(1))
+    assert keeping.kept(views) is None
+    listed = "select coalesce(list(view_name order by view_name), []) from duckdb_views() where not internal"
+    assert run(keeping, views, listed) == [[*views]]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select 1 / (k - 1) from t where error('x') is null",
+        "select k from t, range(1000000)",
+        "select nothing from t",
+    ],
+)
+def test_a_connection_that_may_have_more_than_views_is_closed(keeping: Engine, statement: str) -> None:
+    with (
+        closing(keeping.session(Interruption())) as session,
+        suppress(InvalidQuery),
+        closing(session.rows(T, statement, ()).batches) as batches,  # type: ignore[type-var]
+    ):
+        next(batches)
+    assert keeping.kept(T) is None
+    run(keeping, T, "select now() from t", moment=5)  # it makes macros
+    assert keeping.kept(T) is None
+
+
+def test_the_connection_of_an_interrupted_statement_is_closed(keeping: Engine) -> None:
+    interruption = Interruption()
+    with closing(keeping.session(interruption)) as session:
+        for _ in session.rows(T, "from t", ()).batches:
+            pass
+        interruption.set()
+    assert keeping.kept(T) is None
+
+
+def test_the_connection_used_least_recently_is_closed(keeping: Engine) -> None:
+    for value in (1, 2, 1, 3):
+        run(keeping, view(value))
+    assert keeping.kept(view(2)) is None
+    found = [keeping.kept(view(value)) for value in (1, 3)]
+    assert all(found)
+    for cursor in found:
+        keeping.keep(cursor)  # type: ignore[arg-type]
+    keeping.close()
+    with pytest.raises(duckdb.ConnectionException):
+        found[0].connection.execute("select 1")  # type: ignore[union-attr]
+
+
+def test_connections_are_not_kept_after_duckdb_failed(keeping: Engine) -> None:
+    run(keeping, view(1))
+    before = keeping.cursor()
+    before.views.update(view(2))
+    keeping.give_up()
+    keeping.keep(before)
+    assert (keeping.kept(view(1)), keeping.kept(view(2))) == (None, None)
+    assert run(keeping, view(1)) == [1]
+
+
+def test_connections_with_long_views_are_not_kept(keeping: Engine) -> None:
+    long = {"t": f"SELECT 1::BIGINT AS k -- {'x' * engine_module.VIEWS_CHARACTERS_MAX}"}
+    assert run(keeping, long) == [1]
+    assert keeping.kept(long) is None
+
+
+def test_statements_at_once_never_see_the_views_of_others(keeping: Engine) -> None:
+    def is_right(number: int) -> bool:
+        views, moment = view(number % 3), None if number % 5 else number * 1_000_000
+        statement = "from t" if moment is None else "select k from t where epoch_us(now()) >= 0"
+        return bool(run(keeping, views, statement, moment=moment) == [number % 3])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(is_right, range(400)))
+
+
+def test_a_statement_sees_commits_although_connections_are_kept(instance: Instance) -> None:
+    for number in range(3, 8):
+        expected = [(number - 1,)]
+        for _ in range(3):
+            assert tuples(instance.sql("select count(*) from a")) == expected
+        instance.table("a").ingest(pa.table({"k": [number], "word": ["a"]}))
+    instance.table("a").delete({"k": 4})
+    assert tuples(instance.sql("select count(*) from a")) == [(6,)]
