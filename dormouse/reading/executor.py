@@ -26,7 +26,7 @@ from dormouse.model.table import is_keyed
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
 from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
-from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
+from dormouse.reading.page_reads import looked_up, row_group_bounds, row_groups_in_memory
 from dormouse.reading.planner import Scan, bytes_of, may_hold
 from dormouse.reading.row_filter import after, every, meets, rendered
 from dormouse.reading.scan_session import (
@@ -538,13 +538,13 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
     low: Any = None if any(one.min is None for one in wanted) else min(one.min for one in wanted)  # type: ignore[type-var]
     high: Any = None if any(one.max is None for one in wanted) else max(one.max for one in wanted)  # type: ignore[type-var]
     starts = [
-        (value, rows)
+        (group.low, group.row_count)
         for scan in scans
         # the key's name when the file was written, since its name of today may then have been another
         # column's
         for key in written_schema(schema, scan.filename).row_keys[:1]
-        for value, rows in row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
-        if high is None or value < high
+        for group in row_group_bounds(objects, scan.filename, scan.byte_count or 0, key)
+        if high is None or group.low < high
     ]
     # parts of equal size, since one part is read while another is used
     left = sum(rows for value, rows in starts if low is None or value > low)

@@ -28,7 +28,6 @@ from dormouse.data.arrow_schema import arrow_type, written_schema
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
-from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema, is_as_stored
 from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
@@ -249,13 +248,19 @@ def rows_of(
         return None
 
 
-def row_group_starts(
-    store: ObjectStore, name: str, byte_count: int, key: Field
-) -> list[tuple[KeyValue, int]]:
-    """Returns the smallest key of each row group of a table's file on this machine, with its row count.
+class KeyBounds(NamedTuple):
+    """The smallest and largest value of the first key in a row group, and its number of rows."""
 
-    `key` has the name that it has in the file. Returns an empty list for a file that is not on this machine
-    or cannot be read, and for keys that are not INT or LONG.
+    low: int
+    high: int
+    row_count: int
+
+
+def row_group_bounds(store: ObjectStore, name: str, byte_count: int, key: Field) -> list[KeyBounds]:
+    """Returns the bounds of the first key in each row group of a table's file on this machine.
+
+    `key` has the name that it has in the file. Returns an empty list for a file that is not on this machine,
+    cannot be read or lacks bounds, and for keys that are not INT or LONG.
     """
     if key.type not in (INT, LONG):
         return []
@@ -263,7 +268,8 @@ def row_group_starts(
         groups = [(one.chunks[key.name].bounds, one.row_count) for one in _groups(store, name, byte_count)]
     except _FAILURES:
         return []
-    return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
+    ends = [[int.from_bytes(end, "little", signed=True) for end in found or ()] for found, _ in groups]
+    return [KeyBounds(*end, rows) for end, (_, rows) in zip(ends, groups, strict=True)] if all(ends) else []
 
 
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
