@@ -32,6 +32,7 @@ from dormouse.model.schema import Schema, is_as_stored
 from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from dormouse.objects.store import ObjectStore
+from dormouse.reading.gone_rows import without
 from dormouse.reading.page_index import (
     TAIL_BYTES,
     Chunk,
@@ -542,9 +543,12 @@ def looked_up(
     wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
     columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    # a look-up needs files without deletions that were written with the current columns
+    # a look-up needs files whose deleted rows are known by their keys, written with the current columns
     are_plain = all(
-        one.byte_count and not one.deletions and is_as_stored(written_schema(stored, one.filename), stored)
+        one.byte_count
+        and not one.deletions
+        and (one.gone is None or one.gone.has_whole_keys)
+        and is_as_stored(written_schema(stored, one.filename), stored)
         for one in scans
     )
     if not (are_plain and can_look_up(schema.key_fields, columns)):
@@ -555,7 +559,7 @@ def looked_up(
         found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
         if found is None:
             return None
-        batches += found
+        batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])
     if len(batches) > 1:
         order = [(name, "ascending") for name in schema.key_names]
         order += [(name, "descending") for name in newest_by]
@@ -565,6 +569,11 @@ def looked_up(
         first = first_of_keys(batches, schema.row_key_names)
         batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(wanted) for batch in first]
     return batches
+
+
+def is_look_up(schema: Schema, scans: Sequence[Scan]) -> bool:
+    """Returns whether each of the scans wants one key only."""
+    return all(_key_of(schema, scan) for scan in scans)
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:

@@ -24,6 +24,7 @@ from dormouse.model.region import KeyRanges, Range, compare, decode_key
 from dormouse.model.types import INT, LONG
 from dormouse.reading.checked_files import named_failures
 from dormouse.reading.gone_rows import GoneRows, matched
+from dormouse.reading.overlaps import clusters
 from dormouse.reading.page_reads import KEPT_BYTES_MAX, row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
 from dormouse.reading.row_filter import Fails, remains, rendered
@@ -245,3 +246,15 @@ def unsettled(scan: Scan) -> Scan:
     if scan.gone is None:
         return scan
     return replace(scan, deletions=(*scan.deletions, *scan.gone.deletions), gone=None)
+
+
+def left_by_key(scans: Sequence[Scan]) -> tuple[Scan, ...]:
+    """Returns scans in key order whose `gone` rows can be found by their keys in the rows of all scans.
+
+    No other row has one of these keys. Other scans get their deletions back.
+    """
+    found: list[Scan] = []
+    for cluster in clusters(scans):
+        is_alone = len(cluster) == 1 and (cluster[0].gone is None or cluster[0].gone.has_whole_keys)
+        found += cluster if is_alone else map(unsettled, cluster)
+    return tuple(found)
