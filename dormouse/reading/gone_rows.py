@@ -50,8 +50,9 @@ class GoneRows:
         if wanted == Range() or not len(self) or first.type not in NUMBERS:
             return self
         column = _integers(self.keys.column(first.name))
-        start = 0 if wanted.min is None else bisect_left(column, number_of_value(wanted.min))
-        end = len(self) if wanted.max is None else bisect_right(column, number_of_value(wanted.max))
+        low, high = (None if end is None else number_of_value(end) for end in (wanted.min, wanted.max))  # type: ignore[arg-type]
+        start = 0 if low is None else bisect_left(column, low)
+        end = len(self) if high is None else bisect_right(column, high)
         return replace(self, numbers=self.numbers[start:end], keys=self.keys.slice(start, end - start))
 
     def together(self, other: GoneRows) -> GoneRows:
@@ -111,7 +112,8 @@ def _places(values: Any, wanted: Any) -> Numbers:
     starts, ends = np.searchsorted(values, wanted, "left"), np.searchsorted(values, wanted, "right")
     lengths = ends - starts
     before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    found: Numbers = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    return found
 
 
 def _alike(batch: pa.RecordBatch, there: Numbers, keys: pa.RecordBatch, names: Sequence[str]) -> Numbers:
@@ -120,7 +122,9 @@ def _alike(batch: pa.RecordBatch, there: Numbers, keys: pa.RecordBatch, names: S
         return there
     known = set(_listed(keys, names))
     rows = batch.select(names).take(pa.array(there))
-    return there[np.fromiter((key in known for key in _listed(rows, names)), bool, len(there))]
+    is_known = np.fromiter((key in known for key in _listed(rows, names)), bool, len(there))
+    found: Numbers = there[is_known]
+    return found
 
 
 def _listed(rows: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

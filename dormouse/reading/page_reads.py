@@ -269,8 +269,14 @@ def row_group_bounds(store: ObjectStore, name: str, byte_count: int, key: Field)
         groups = [(one.chunks[key.name].bounds, one.row_count) for one in _groups(store, name, byte_count)]
     except _FAILURES:
         return []
-    ends = [[int.from_bytes(end, "little", signed=True) for end in found or ()] for found, _ in groups]
-    return [KeyBounds(*end, rows) for end, (_, rows) in zip(ends, groups, strict=True)] if all(ends) else []
+    known = [
+        KeyBounds(_integer(ends[0]), _integer(ends[1]), rows) for ends, rows in groups if ends is not None
+    ]
+    return known if len(known) == len(groups) else []
+
+
+def _integer(bound: bytes) -> int:
+    return int.from_bytes(bound, "little", signed=True)
 
 
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
@@ -488,7 +494,7 @@ class _Lookup:
 
     def _decoded(self, bound: bytes) -> Any:
         """Returns a bound of the page index as a value that can be compared with the wanted key."""
-        return int.from_bytes(bound, "little", signed=True) if self._first.type in _NUMBERS else bound
+        return _integer(bound) if self._first.type in _NUMBERS else bound
 
 
 def _as_in_index(key: Field, value: pa.Scalar) -> Any:

@@ -62,7 +62,7 @@ class Reach:
             one
             for one, corners in self._known
             if (one.deletion_id > till or one.deletion_id in (left or ()))
-            and may_hold(self._schema, min_key, max_key, one.ranges, corners, spans)
+            and (not one.ranges or may_hold(self._schema, min_key, max_key, one.ranges, corners, spans))
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -109,22 +110,35 @@ class Finder:
         A scan keeps the deletions whose rows are not found. Its reader must leave out the rows in `gone`.
         """
         listed = list(scans)
-        places = [number for number, scan in enumerate(listed) if scan.deletions]
-        unknown = [number for number in places if self._missing(listed[number])]
+        sets = {number: self._sets(scan) for number, scan in enumerate(listed) if scan.deletions}
+        unknown = [number for number, some in sets.items() if self._missing(listed[number], some)]
         if self.reads and unknown:
             self.interruption.check()
             with ThreadPoolExecutor(min(len(unknown), _THREADS_MAX), "dormouse-gone") as threads:
                 some = unknown[:FILES_MAX]
-                list(threads.map(self._find, (listed[number] for number in some)))
+                list(threads.map(lambda number: self._find(listed[number], sets[number]), some))
             self.interruption.check()
-        for number in places:
-            listed[number] = self._with_known(listed[number])
+        for number, useful in sets.items():
+            listed[number] = self._with_known(listed[number], useful)
         return listed
 
-    def _with_known(self, scan: Scan) -> Scan:
+    def _sets(self, scan: Scan) -> list[frozenset[Deletion]]:
+        """Returns the sets of deletions whose rows are useful, the most useful set first."""
+        by_value = frozenset(one for one in scan.deletions if one.corners == _ANYWHERE)
+        if self._reads_much(scan):
+            return [frozenset(scan.deletions), *([by_value] if by_value else [])]
+        is_cached = by_value and any(one.deletions == by_value for one in KNOWN.of(self._key(scan)))
+        return [by_value] if is_cached or len(by_value) >= BY_VALUE_MIN else []
+
+    def _missing(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> bool:
+        """Returns whether the rows of the most useful set are not cached."""
+        known = [one.deletions for one in KNOWN.of(self._key(scan))] if sets else []
+        return any(some not in known for some in sets[:1])
+
+    def _with_known(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> Scan:
         first = self.context.stored_schema.row_keys[0]
-        known = KNOWN.of(self._key(scan))
-        for some in map(frozenset, self._sets(scan)):
+        known = KNOWN.of(self._key(scan)) if sets else []
+        for some in sets:
             rows = next((one.rows for one in known if one.deletions == some), None)
             if rows is not None:
                 near = keys_near(first, [scan]).intersect(self.wanted.enclosing(first.name))
@@ -132,19 +146,6 @@ class Finder:
                 left = tuple(one for one in scan.deletions if one not in some)
                 return replace(scan, deletions=left, gone=gone)
         return scan
-
-    def _missing(self, scan: Scan) -> bool:
-        """Returns whether the rows of the largest set of deletions that is worth finding are not cached."""
-        known = {one.deletions for one in KNOWN.of(self._key(scan))}
-        return any(frozenset(some) not in known for some in self._sets(scan)[:1])
-
-    def _sets(self, scan: Scan) -> list[tuple[Deletion, ...]]:
-        """Returns the sets of deletions whose rows are useful, the most useful set first."""
-        by_value = tuple(one for one in scan.deletions if one.corners == _ANYWHERE)
-        if self._reads_much(scan):
-            return [scan.deletions, *([by_value] if by_value else [])]
-        is_cached = any(one.deletions == frozenset(by_value) for one in KNOWN.of(self._key(scan)))
-        return [by_value] if by_value and (is_cached or len(by_value) >= BY_VALUE_MIN) else []
 
     def _reads_much(self, scan: Scan) -> bool:
         """Returns whether the query wants all rows of a file, or rows of several of its row groups."""
@@ -176,21 +177,21 @@ class Finder:
         # a deletion's values are compared with a column's values of its present type
         return objects.url, scan.filename, mark, schema, schema.shape
 
-    def _find(self, scan: Scan) -> None:
-        """Finds the rows of a file that the useful sets of deletions match, and caches them.
+    def _find(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> None:
+        """Finds the rows of a file that each set of deletions matches, and caches them.
 
         Files that cannot be read are left to the reader, which raises the error.
         """
         file = self._key(scan)
         with suppress(DormouseError):
-            for some in reversed(self._sets(scan)):
-                wanted, known = frozenset(some), KNOWN.of(file)
+            for wanted in reversed(sets):
+                known = KNOWN.of(file)
                 if any(one.deletions == wanted for one in known):
                     continue
                 subsets = (one for one in known if one.rows is not None and one.deletions < wanted)
                 base = max(subsets, key=lambda one: len(one.deletions), default=None)
-                left = some if base is None else tuple(one for one in some if one not in base.deletions)
-                found = self._read(scan, left)
+                left = wanted if base is None else wanted - base.deletions
+                found = self._read(scan, tuple(sorted(left, key=attrgetter("deletion_id"))))
                 if found is not None and base is not None and base.rows is not None:
                     found = base.rows.together(found)
                 too_many = found is None or len(found) > ROWS_MAX

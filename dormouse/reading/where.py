@@ -327,9 +327,11 @@ def deletions_of(
     """
     columns = _columns_of(schema, schema.shape if schema.was_changed else None)
     found = (_deletion_of(columns, *row) for row in sorted(rows))
-    return tuple(
-        one for one in found if not (one.ranges.intersect(wanted) if wanted else one.ranges).is_empty
-    )
+    return tuple(one for one in found if not one.ranges or _may_match(one.ranges, wanted))
+
+
+def _may_match(ranges: KeyRanges, wanted: KeyRanges | None) -> bool:
+    return not (ranges.intersect(wanted) if wanted else ranges).is_empty
 
 
 def condition_of(schema: Schema, question: Question) -> str:
