@@ -155,7 +155,7 @@ def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
     shape = schema.shape
     names = (stage.name for column in shape.columns for stage in column.stages)
     return (
-        not {INDEX, NUMBER, "__row"}.isdisjoint(map(str.lower, names))
+        not {INDEX, NUMBER}.isdisjoint(map(str.lower, names))
         or len(shape.columns) < shape.last_id
         or any(version > shape.version for version in versions)
     )
