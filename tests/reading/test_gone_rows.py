@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,7 +72,7 @@ def _cut(rows: pa.Table, cuts: set[int]) -> list[pa.RecordBatch]:
     table = rows.combine_chunks()
     return [
         batch
-        for start, end in zip(ends, ends[1:], strict=False)
+        for start, end in itertools.pairwise(ends)
         for batch in (
             table.slice(start, end - start).to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
         )
@@ -132,7 +133,7 @@ def rows_of(chance: Random, low: int, count: int, repeats: bool) -> list[Row]:
 
 def where_of(chance: Random) -> dict[str, Any]:
     k, s, v, x = chance.randrange(200), chance.choice("ab"), chance.randrange(20), chance.choice(NUMBERS)
-    few = [
+    few: list[dict[str, Any]] = [
         {"k": k},
         {"k": k, "s": s},
         {"k": [k, k + 7, *range(k + 20, 200, 13)]},
