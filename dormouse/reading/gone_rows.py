@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """Types of keys whose values are compared as integers."""
+SLICES_MAX = 64
+"""The most rows that are left out of a batch by copying what lies between them, not by a filter."""
+SLICE_ROWS_MIN = 4_096
+"""The fewest rows, on average, of slices of a batch that are returned without a copy."""
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -102,9 +106,22 @@ def without(
             end = int(np.searchsorted(wanted, values[-1], "right"))
             near = keys.slice(start, end - start)
             there = _places(values, np.unique(wanted[start:end]))
+        yield from _dropped(batch, _alike(batch, there, near, names))
+
+
+def _dropped(batch: pa.RecordBatch, rows: Numbers) -> Iterator[pa.RecordBatch]:
+    """Yields a batch without some rows, as a few long slices or as a copy."""
+    if len(rows) > SLICES_MAX:
         stays = np.ones(batch.num_rows, bool)
-        stays[_alike(batch, there, near, names)] = False
-        yield batch if stays.all() else batch.filter(pa.array(stays))
+        stays[rows] = False
+        yield batch.filter(pa.array(stays))
+        return
+    starts, ends = [0, *(rows + 1).tolist()], [*rows.tolist(), batch.num_rows]
+    slices = [batch.slice(start, end - start) for start, end in zip(starts, ends, strict=True) if end > start]
+    if len(slices) * SLICE_ROWS_MIN <= batch.num_rows:
+        yield from slices
+    else:
+        yield pa.concat_batches(slices) if slices else batch.slice(0, 0)
 
 
 def _places(values: Any, wanted: Any) -> Numbers:

@@ -36,10 +36,16 @@ KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     gone=st.sets(st.integers(0, 19)),
     cuts=st.sets(st.integers(0, 20), max_size=4),
     other=st.sets(st.integers(0, 20), max_size=4),
+    sizes=st.sampled_from([(64, 4_096), (64, 2), (1, 4_096)]),
 )
 @settings(max_examples=100, deadline=None)
 def test_rows_are_found_and_left_out_in_batches_of_any_size(
-    kind: str, keys: list[tuple[int, int]], gone: set[int], cuts: set[int], other: set[int]
+    kind: str,
+    keys: list[tuple[int, int]],
+    gone: set[int],
+    cuts: set[int],
+    other: set[int],
+    sizes: tuple[int, int],
 ) -> None:
     arrow, value = KINDS[kind]
     schema = pa.schema([pa.field("a", arrow, nullable=False), pa.field("b", pa.int64(), nullable=False)])
@@ -56,7 +62,10 @@ def test_rows_are_found_and_left_out_in_batches_of_any_size(
     left = [row for row in rows if not row["gone"]]
     assert found.has_whole_keys is dead.isdisjoint((row["a"], row["b"]) for row in left)
     if found.has_whole_keys:
-        read = gone_rows.without(_cut(whole, other), ["a", "b"], [found])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(gone_rows, "SLICES_MAX", sizes[0])
+            patched.setattr(gone_rows, "SLICE_ROWS_MIN", sizes[1])
+            read = list(gone_rows.without(_cut(whole, other), ["a", "b"], [found]))
         assert [row for batch in read for row in batch.to_pylist()] == left
     assert (
         gone_rows.matched(
