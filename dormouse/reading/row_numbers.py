@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from dormouse.reading.gone_rows import GoneRows, matched
 from dormouse.reading.overlaps import clusters
 from dormouse.reading.page_reads import KEPT_BYTES_MAX, row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
-from dormouse.reading.row_filter import Fails, remains, rendered
+from dormouse.reading.row_filter import TESTS_MAX, Fails, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, executed, key_session, planned, stored_rows
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion
@@ -109,93 +110,33 @@ class Finder:
 
         A scan keeps the deletions whose rows are not found. Its reader must leave out the rows in `gone`.
         """
-        listed = list(scans)
-        sets = {number: self._sets(scan) for number, scan in enumerate(listed) if scan.deletions}
-        unknown = [number for number, some in sets.items() if self._missing(listed[number], some)]
+        files = [_File(self.context, scan, self.wanted) for scan in scans]
+        unknown = [file for file in files if any(file.rows(some) is None for some in file.worth_finding())]
         if self.reads and unknown:
             self.interruption.check()
             with ThreadPoolExecutor(min(len(unknown), _THREADS_MAX), "dormouse-gone") as threads:
-                some = unknown[:FILES_MAX]
-                list(threads.map(lambda number: self._find(listed[number], sets[number]), some))
+                list(threads.map(self._find, unknown[:FILES_MAX]))
             self.interruption.check()
-        for number, useful in sets.items():
-            listed[number] = self._with_known(listed[number], useful)
-        return listed
+        return [file.settled() for file in files]
 
-    def _sets(self, scan: Scan) -> list[frozenset[Deletion]]:
-        """Returns the sets of deletions whose rows are useful, the most useful set first."""
-        by_value = frozenset(one for one in scan.deletions if one.corners == _ANYWHERE)
-        if self._reads_much(scan):
-            return [frozenset(scan.deletions), *([by_value] if by_value else [])]
-        is_cached = by_value and any(one.deletions == by_value for one in KNOWN.of(self._key(scan)))
-        return [by_value] if is_cached or len(by_value) >= BY_VALUE_MIN else []
-
-    def _missing(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> bool:
-        """Returns whether the rows of the most useful set are not cached."""
-        known = [one.deletions for one in KNOWN.of(self._key(scan))] if sets else []
-        return any(some not in known for some in sets[:1])
-
-    def _with_known(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> Scan:
-        first = self.context.stored_schema.row_keys[0]
-        known = KNOWN.of(self._key(scan)) if sets else []
-        for some in sets:
-            rows = next((one.rows for one in known if one.deletions == some), None)
-            if rows is not None:
-                near = keys_near(first, [scan]).intersect(self.wanted.enclosing(first.name))
-                gone = rows.within(first, near) if near is not None else rows
-                left = tuple(one for one in scan.deletions if one not in some)
-                return replace(scan, deletions=left, gone=gone)
-        return scan
-
-    def _reads_much(self, scan: Scan) -> bool:
-        """Returns whether the query wants all rows of a file, or rows of several of its row groups."""
-        if scan.min_key is None or scan.max_key is None:
-            return False
-        schema = self.context.stored_schema
-        first = schema.row_keys[0]
-        low, high = (decode_key([first], key)[0] for key in (scan.min_key, scan.max_key))
-        near = keys_near(first, [scan]).intersect(self.wanted.enclosing(first.name))
-        if near is None:
-            return False
-        if (near.min is None or (compare(near.min, low) <= 0 and near.min_inclusive)) and (
-            near.max is None or compare(near.max, high) > 0 or (near.max == high and near.max_inclusive)
-        ):
-            return True
-        key = written_schema(schema, scan.filename).row_keys[0]
-        groups = row_group_bounds(self.context.objects, scan.filename, scan.byte_count or 0, key)
-        held = (Range(one.low, one.high, max_inclusive=True) for one in groups)
-        return sum(near.intersect(one) is not None for one in held) > 1
-
-    def _key(self, scan: Scan) -> object:
-        schema, objects = self.context.stored_schema, self.context.objects
-        path = objects.local_path(scan.filename)
-        mark: tuple[int, ...] = ()
-        if path is not None:
-            with suppress(OSError):
-                status = path.stat()
-                mark = status.st_ino, status.st_mtime_ns, status.st_size
-        # a deletion's values are compared with a column's values of its present type
-        return objects.url, scan.filename, mark, schema, schema.shape
-
-    def _find(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> None:
-        """Finds the rows of a file that each set of deletions matches, and caches them.
+    def _find(self, file: _File) -> None:
+        """Finds the rows of a file that the useful sets of deletions match, and caches them.
 
         Files that cannot be read are left to the reader, which raises the error.
         """
-        file = self._key(scan)
         with suppress(DormouseError):
-            for wanted in reversed(sets):
-                known = KNOWN.of(file)
-                if any(one.deletions == wanted for one in known):
+            for some in file.worth_finding():
+                known = KNOWN.of(file.key)
+                if any(one.deletions == some for one in known):
                     continue
-                subsets = (one for one in known if one.rows is not None and one.deletions < wanted)
+                subsets = (one for one in known if one.rows is not None and one.deletions < some)
                 base = max(subsets, key=lambda one: len(one.deletions), default=None)
-                left = wanted if base is None else wanted - base.deletions
-                found = self._read(scan, tuple(sorted(left, key=attrgetter("deletion_id"))))
+                left = some if base is None else some - base.deletions
+                found = self._read(file.scan, tuple(sorted(left, key=attrgetter("deletion_id"))))
                 if found is not None and base is not None and base.rows is not None:
                     found = base.rows.together(found)
                 too_many = found is None or len(found) > ROWS_MAX
-                KNOWN.put(file, _Known(wanted, None if too_many else found))
+                KNOWN.put(file.key, _Known(some, None if too_many else found))
 
     def _read(self, scan: Scan, deletions: tuple[Deletion, ...]) -> GoneRows | None:
         """Reads the row groups whose rows may match; returns the rows, or None if they are too many."""
@@ -240,6 +181,91 @@ class Finder:
         high = groups[end].low if end < len(groups) else None
         wanted = KeyRanges({first: [Range(low, high)]}) if start or end < len(groups) else KeyRanges()
         return sum(one.row_count for one in groups[:start]), wanted
+
+
+class _File:
+    """A file that a query reads, and the sets of its deletions whose rows the query can use."""
+
+    def __init__(self, context: TableContext, scan: Scan, wanted: KeyRanges) -> None:
+        self.scan = scan
+        self._context = context
+        self._schema = context.stored_schema
+        self._first = self._schema.row_keys[0]
+        self._all = frozenset(scan.deletions)
+        self._by_value = frozenset(one for one in scan.deletions if one.corners == _ANYWHERE)
+        # the wanted values of the first key; None if the file has no wanted row
+        self._near = None
+        if scan.deletions:
+            self._near = keys_near(self._first, [scan]).intersect(wanted.enclosing(self._first.name))
+
+    @cached_property
+    def key(self) -> object:
+        """The key of the cache. It differs if the file was replaced, or if the table's columns changed."""
+        schema, objects = self._schema, self._context.objects
+        path = objects.local_path(self.scan.filename)
+        mark: tuple[int, ...] = ()
+        if path is not None:
+            with suppress(OSError):
+                status = path.stat()
+                mark = status.st_ino, status.st_mtime_ns, status.st_size
+        return objects.url, self.scan.filename, mark, schema, schema.shape
+
+    def worth_finding(self) -> list[frozenset[Deletion]]:
+        """Returns the sets of deletions for which the file should be read, the smallest first.
+
+        A query that wants few rows tests them for few deletions faster than it reads the file.
+        """
+        if self._near is None:
+            return []
+        is_whole = self._reads_whole(self._near)
+        found = [self._by_value] if is_whole or len(self._by_value) >= BY_VALUE_MIN else []
+        if is_whole or (len(self._all) > TESTS_MAX and self._reads_much(self._near)):
+            found.append(self._all)
+        return [some for some in dict.fromkeys(found) if some]
+
+    def settled(self) -> Scan:
+        """Returns the scan with known rows instead of deletions."""
+        for some in (self._all, self._by_value) if self._near is not None else ():
+            rows = self.rows(some) if some else None
+            if rows is not None and self._near is not None:
+                left = tuple(one for one in self.scan.deletions if one not in some)
+                gone = replace(rows.within(self._first, self._near), deletions=tuple(some))
+                return replace(self.scan, deletions=left, gone=gone)
+        return self.scan
+
+    def rows(self, some: frozenset[Deletion]) -> GoneRows | None:
+        """Returns the rows that a set of deletions matches, and maybe rows that are not wanted.
+
+        Returns None if they are not known, or too many.
+        """
+        for known in KNOWN.of(self.key):
+            if known.rows is not None and (
+                known.deletions == some
+                or (known.deletions > some and all(map(self._is_elsewhere, known.deletions - some)))
+            ):
+                return known.rows
+        return None
+
+    def _is_elsewhere(self, deletion: Deletion) -> bool:
+        """Returns whether a deletion matches no wanted row, by its bounds on the first key."""
+        bounds, near = deletion.ranges.enclosing(self._first.name), self._near or Range()
+        is_below = bounds.max is not None and near.min is not None and compare(bounds.max, near.min) < 0
+        is_above = bounds.min is not None and near.max is not None and compare(bounds.min, near.max) > 0
+        return is_below or is_above
+
+    def _reads_whole(self, near: Range) -> bool:
+        scan = self.scan
+        if scan.min_key is None or scan.max_key is None:
+            return False
+        low, high = (decode_key([self._first], key)[0] for key in (scan.min_key, scan.max_key))
+        return near.intersect(Range(low, high, max_inclusive=True)) == Range(low, high, max_inclusive=True)
+
+    def _reads_much(self, near: Range) -> bool:
+        """Returns whether the query wants rows of several row groups."""
+        scan, key = self.scan, written_schema(self._schema, self.scan.filename).row_keys[0]
+        groups = row_group_bounds(self._context.objects, scan.filename, scan.byte_count or 0, key)
+        held = (Range(one.low, one.high, max_inclusive=True) for one in groups)
+        return sum(near.intersect(one) is not None for one in held) > 1
 
 
 def left_by_key(scans: Sequence[Scan]) -> tuple[Scan, ...]:

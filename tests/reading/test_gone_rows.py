@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import os
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -270,6 +271,20 @@ def test_look_ups_beside_deletions_by_values_read_pages(instance: Instance, read
     assert reads == [10]
 
 
+def test_a_look_up_returns_the_other_rows_of_a_key(instance: Instance) -> None:
+    table = instance.create_table("t", SCHEMA)
+    made = [{"k": k // 2, "s": "a", "v": 0, "x": None, "n": k} for k in range(40)]
+    table.ingest(pa.Table.from_pylist(made, ARROW), engine="local")
+    for n in range(0, 30, 3):
+        table.delete({"n": n})
+    assert numbers(instance, table) == [n for n in range(40) if n >= 30 or n % 3]
+    assert [table.query({"k": k}, ["n"]).read_all()["n"].to_pylist() for k in (0, 1, 18)] == [
+        [1],
+        [2],
+        [36, 37],
+    ]
+
+
 def test_a_query_with_a_limit_reads_no_file_to_find_rows(instance: Instance, reads: list[int]) -> None:
     table = filled(instance)
     table.delete({"k": 1})
@@ -281,9 +296,7 @@ def test_rows_of_a_replaced_file_are_found_again(instance: Instance, tmp_path: P
     table = filled(instance)
     table.delete({"k": 1})
     assert len(numbers(instance, table)) == 99
-    [path] = [
-        Path(root) / one for root, _, names in os.walk(tmp_path) for one in names if one.endswith(".parquet")
-    ]
+    path = only_file(tmp_path)
     before = len(row_numbers.KNOWN._files)
     content = path.read_bytes()
     path.unlink()
@@ -297,11 +310,11 @@ def test_columns_may_have_the_names_of_virtual_ones(instance: Instance, name: st
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field(name, dm.LONG)])
     table = instance.create_table("t", schema)
     kinds = pa.schema([pa.field(one, pa.int64(), nullable=False) for one in ("k", name)])
-    table.ingest(pa.table({"k": range(10), name: range(10)}, schema=kinds), engine="local")
+    table.ingest(pa.table({"k": range(10), name: range(9, -1, -1)}, schema=kinds), engine="local")
     table.delete({"k": 3})
     table.delete({name: 7})
     found = instance.sql(f'select "{name}" as n from t order by 1').read_all()["n"].to_pylist()
-    assert found == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert found == [0, 1, 2, 3, 4, 5, 8, 9]
 
 
 def test_a_deletion_while_a_query_runs_does_not_change_its_rows(instance: Instance) -> None:
@@ -334,19 +347,57 @@ def test_deletions_of_widened_columns_are_found_by_their_present_values(instance
     assert rows() == [row for row in at_first if row[0] != 3]
 
 
-@pytest.mark.slow
-def test_row_groups_that_share_a_key_are_read_together(instance: Instance, reads: list[int]) -> None:
+def test_row_groups_that_share_a_key_are_read_together(
+    instance: Instance, reads: list[int], tmp_path: Path
+) -> None:
     """The same key ends one row group and begins the next."""
-    table = instance.create_table("t", SCHEMA)
-    count = 450_000
-    keys = pa.array([n // 10_000 for n in range(count)], pa.int64())
-    data = pa.table(
-        {"k": keys, "s": ["a"] * count, "v": [None] * count, "x": [None] * count, "n": range(count)}, ARROW
-    )
-    table.ingest(data, engine="local")
-    for n in (0, 196_607, 196_608, 393_215, 393_216, count - 1):
-        table.delete({"k": n // 10_000, "n": n})
+    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(row_group_bytes=64 * 1024))
+    count = 20_000
+    columns = {"k": [n // 500 for n in range(count)], "s": ["a"] * count, "n": range(count)}
+    nothing = {"v": [None] * count, "x": [None] * count}
+    table.ingest(pa.table({**columns, **nothing}).select(ARROW.names).cast(ARROW), engine="local")
+    metadata = pq.ParquetFile(only_file(tmp_path)).metadata
+    starts = list(accumulate(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)))[:-1]
+    ends = [0, *starts[:3], *(start - 1 for start in starts[-3:]), count - 1]
+    assert len(set(ends)) == 8
+    for n in ends:
+        table.delete({"k": n // 500, "n": n})
         assert n not in set(numbers(instance, table))
     table.delete({"k": 19})
-    assert len(numbers(instance, table)) == count - 10_000 - 4
-    assert reads == [1] * 7
+    left = [n for n in range(count) if n not in ends and n // 500 != 19]
+    assert numbers(instance, table) == left
+    assert reads == [1] * 9
+
+
+def only_file(folder: Path) -> Path:
+    [found] = folder.rglob("*.parquet")
+    return found
+
+
+def test_a_query_of_some_keys_uses_rows_that_a_query_of_all_keys_found(
+    instance: Instance, reads: list[int]
+) -> None:
+    table = filled(instance)
+    for k in range(0, 60, 2):
+        table.delete({"k": k})
+    assert len(numbers(instance, table)) == 70
+    assert reads == [30]
+    for low in (0, 20, 55):
+        expected = [k for k in range(low, low + 30) if k % 2 or k >= 60]
+        where = {"k": dm.Range(low, low + 30)}
+        assert table.query(where, ["n"]).read_all()["n"].to_pylist() == expected
+        found = instance.sql(f"select n from t where k >= {low} and k < {low + 30} order by n").read_all()
+        assert found["n"].to_pylist() == expected
+    assert reads == [30]
+
+
+def test_a_moment_before_a_deletion_does_not_use_its_rows(instance: Instance) -> None:
+    table = filled(instance)
+    table.delete({"k": 10})
+    before = table.history.record_cut()
+    table.delete({"k": 11})
+    table.delete({"v": 5, "k": dm.Range(20, 100)})
+    assert len(numbers(instance, table)) == 87
+    for where, count in ((None, 99), ({"k": dm.Range(5, 50)}, 44), ({"k": 11}, 1), ({"k": 10}, 0)):
+        assert table.query(where, as_of=before).read_all().num_rows == count
+    assert instance.sql("select count(*) as n from t", as_of=before).read_all()["n"].to_pylist() == [99]
