@@ -5,12 +5,14 @@
 - Upserts of 1, 1,000 and 100,000 rows into tables that keep one row per key.
 - Deletes and upserts that are refused while compactions run.
 - Later operations: look-ups with a thousand pending deletions, scans after many upserts, and compactions.
+- The CPU time of reads of a table with pending deletions, divided by that of reads without deletions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.changes.deleted import READS, TABLES, deleted
 from benchmarks.changes.deletes import KINDS, beside, deletes, lookups
 from benchmarks.changes.plan import PARTS, Plan
 from benchmarks.changes.sides import FILES, PEERS, SIDES
@@ -19,7 +21,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.report import Grid, values
 
 _PARTS: dict[str, Callable[[Plan, Tell], Figures]] = dict(
-    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted), strict=True)
+    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted, deleted), strict=True)
 )
 
 
@@ -78,6 +80,11 @@ BENCHMARK = Benchmark(
                 "looked_up_with_{}_upserts_vs_plain": "look-ups",
             },
             "reads of a keyed table after upserts ÷ of a plain one",
+        ),
+        Grid(
+            {name: table.label for name, table in TABLES.items()},
+            {f"{read}_with_{{}}_vs_none": what for read, what in READS.items()},
+            "CPU time of reads of a table with pending deletions ÷ without deletions",
         ),
         values(
             {

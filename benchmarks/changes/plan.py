@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.command import amount
 
-PARTS = ("deletes", "beside", "lookups", "upserts", "reading", "keyed", "upserted")
+PARTS = ("deletes", "beside", "lookups", "upserts", "reading", "keyed", "upserted", "deleted")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.region import KeyRanges
+from dormouse.reading import gone_rows, row_numbers
 from dormouse.reading.executor import query
+from dormouse.reading.sql import selects
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
 from dormouse.reading.where import question
@@ -13,7 +15,10 @@ __all__ = [
     "Interruption",
     "KeyRanges",
     "arrow_schema",
+    "gone_rows",
     "plan_query",
     "query",
     "question",
+    "row_numbers",
+    "selects",
 ]
