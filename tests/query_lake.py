@@ -159,7 +159,7 @@ _engines: dict[str, Engine] = {}
 
 def engine(objects: ObjectStore) -> Engine:
     """Returns the query engine of a store; each store has one."""
-    return _engines.setdefault(objects.url, Engine(objects))
+    return _engines.setdefault(objects.url, Engine(objects, cursors_kept=2))
 
 
 def sql(

@@ -76,7 +76,7 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             times = _rounds(plan, ours, theirs, tell)
             peak = ours.call("peak_bytes")
             tell("through the service")
-            found = _served(plan, lake, ours)
+            found = _served(plan, lake, ours, theirs)
             tell(f"planning {plan.planned_leaves:,} leaves")
             found["plan_ms_132000_leaves"] = _planned(plan, lake, ours)
             peaks = {"peak_bytes": peak, "peak_bytes_duckdb": theirs.call("peak_bytes")}
@@ -109,22 +109,28 @@ def statements(number: int, scale: float) -> dict[str, str]:
     return {**TPCH, **{name: text.format(key=key) for name, text in KINDS.items()}}
 
 
-def _served(plan: Plan, lake: Lake, ours: Remote) -> Figures:
-    """Measures the time that the service adds to a small answer, and the memory of a service process."""
-    here, there = [], []
+def _served(plan: Plan, lake: Lake, ours: Remote, theirs: Remote) -> Figures:
+    """Measures a small answer, the time that the service adds to it, and the memory of a service process."""
+    there: list[float] = []
+    times: dict[str, list[float]] = defaultdict(list)
     with served(lake.place.dsn, lake.place.objects) as service, connect(service.url) as client:
         expected = ours.call("rows", _SMALL)
-        for _ in range(plan.served):
+        for number in range(plan.served):
             began = time.perf_counter()
             answer = client.sql(_SMALL).read_all()
             there.append(time.perf_counter() - began)
             if rows_of(answer) != expected:
                 raise RuntimeError("the service answered differently")
-            here.append(ours.call("seconds", _SMALL))
+            times[""].append(ours.call("seconds", _SMALL))
+            times["_new"].append(ours.call("seconds", f"{_SMALL} -- {number}"))
+            times["_plan"] += ours.call("plan_seconds", [_SMALL])
+            times["_duckdb"].append(theirs.call("seconds", _SMALL))
         sizes = resident_of_descendants(service.process_id)
+    found: Figures = {f"small_sql{part}_ms": _ms(seconds) for part, seconds in times.items()}
     return {
-        "small_sql_ms": _ms(here),
-        "served_overhead_ms": round(_ms(there) - _ms(here), 3),
+        **found,
+        "small_sql_added_ms": round(_ms(times[""]) - _ms(times["_duckdb"]), 3),
+        "served_overhead_ms": round(_ms(there) - _ms(times[""]), 3),
         "worker_rss_mb": round(max(sizes) / 1e6, 1) if sizes else None,
     }
 
@@ -201,6 +207,10 @@ BENCHMARK = Benchmark(
                 "lookup_sql_ms": "one key: ms",
                 "plan_ms_132000_leaves": "planning a look-up in 132,000 leaves: ms",
                 "small_sql_ms": "a small answer: ms",
+                "small_sql_duckdb_ms": "  DuckDB: ms",
+                "small_sql_added_ms": "  what Dormouse adds: ms",
+                "small_sql_plan_ms": "  to look its table up and plan it: ms",
+                "small_sql_new_ms": "  of a statement that is new each time: ms",
                 "files_read_vs_needed_max": "files read ÷ files needed, the worst case",
                 "files_read_vs_needed_conditions_max": "  the worst condition on a key",
                 "served_overhead_ms": "  what the service adds: ms",

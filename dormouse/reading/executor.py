@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice, product, takewhile
 from threading import Event
 from typing import Any
 
@@ -20,8 +20,8 @@ from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.cut import Position, When
 from dormouse.model.loops import portions
-from dormouse.model.region import Range, compare, decode_key
-from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
+from dormouse.model.region import KeyRanges, KeyValue, Range, decode_key, encode_key
+from dormouse.model.schema import Field, Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
@@ -56,6 +56,8 @@ FIRST_FILES_MIN = 16
 """The fewest files of a group that a limited query divides. A smaller group is simply opened as a whole."""
 FIRST_FILES_GROWTH = 8
 """The factor by which the number of files grows in each further part, while the limit is not filled."""
+FIRST_KEYS_MAX = 3
+"""The most row keys by which a limited query divides a group. The parts have up to nine ranges."""
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
 """The fewest stored bytes of a group that is divided: planning each part takes milliseconds."""
@@ -466,7 +468,7 @@ def divided(
 
 
 def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -> Iterator[tuple[Scan, ...]]:
-    """Yields the groups in parts by their first row key; the first part usually has the first `rows` rows.
+    """Yields the groups in parts by their first row keys; the first part usually has the first `rows` rows.
 
     Each file has a row with its smallest key. Let the files be sorted by this key. Then at least n rows lie
     at or below the smallest key of the n-th file. So the first n rows are in files that begin at or before
@@ -502,42 +504,69 @@ def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batc
 
 
 def _first_parts(scans: Sequence[Scan], schema: Schema, rows: int) -> Iterator[tuple[Scan, ...]]:
+    keys = schema.row_keys[:FIRST_KEYS_MAX]
     low: Any = None
     starts, count = _first_keys(scans, schema), max(1, rows)
     while count < len(starts):
-        point = starts[count - 1]
-        if low is None or compare(point, low) > 0:
-            yield _reaching(scans, schema, Range(low, point, min_inclusive=False, max_inclusive=True))
+        point = decode_key(keys, starts[count - 1])
+        if point != low:
+            yield _reaching(scans, schema, low, point)
             low = point
         count *= FIRST_FILES_GROWTH
-    rest = _reaching(scans, schema, Range(low, min_inclusive=False)) if low is not None else tuple(scans)
+    rest = _reaching(scans, schema, low, None) if low is not None else tuple(scans)
     if rest:
         yield rest
 
 
-def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
-    """Returns the sorted values of the first row key at which files begin, if they are wanted and known.
+def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[bytes]:
+    """Returns the sorted keys, encoded, at which files begin, if they are wanted and known.
 
-    A file that begins before the wanted range is left out: its first wanted row may be anywhere in it.
+    A file that begins before the wanted range of the first row key is left out: its first wanted row may be
+    anywhere in it.
     """
-    name = schema.row_keys[0].name
-    found: list[Any] = []
+    first = schema.row_keys[:1]
+    found: list[bytes] = []
     for scan in scans:
-        first = None if scan.min_key is None else decode_key(schema.row_keys[:1], scan.min_key)[0]
-        wanted = [part.enclosing(name).min for part in scan.slices]
-        if first is not None and any(low is None or compare(low, first) <= 0 for low in wanted):
-            found.append(first)
+        wanted = [part.enclosing(first[0].name).min for part in scan.slices]
+        if scan.min_key is not None and any(
+            low is None or encode_key(first, [low]) <= scan.min_key for low in wanted
+        ):
+            found.append(scan.min_key)
     return sorted(found)
 
 
-def _reaching(scans: Sequence[Scan], schema: Schema, limits: Range) -> tuple[Scan, ...]:
-    """Returns the scans, limited to a range of the first row key, without files whose keys lie outside it."""
-    name = schema.row_keys[0].name
-    return tuple(
-        scan
-        for scan in _clipped(scans, name, limits)
-        if any(may_hold(schema, scan.min_key, scan.max_key, part) for part in scan.slices)
-    )
+def _reaching(scans: Sequence[Scan], schema: Schema, low: Any, high: Any) -> tuple[Scan, ...]:
+    """Returns the scans, limited to keys above `low` and up to `high`, without files that have none of them.
+
+    `low` and `high` are values of the first row keys, or None.
+    """
+    keys = schema.row_keys
+    parts = product(_beside(keys, low, above=True), _beside(keys, high, above=False))
+    ranges = [over.intersect(upto) for over, upto in parts]
+    start, end = (None if key is None else encode_key(keys, key) for key in (low, high))
+    found = []
+    for scan in scans:
+        # two quick checks, for most of many files
+        if end is not None and scan.min_key is not None and scan.min_key[: len(end)] > end:
+            continue
+        if start is not None and scan.max_key is not None and scan.max_key[: len(start)] <= start:
+            continue
+        cut = (part.intersect(one) for part in scan.slices for one in ranges)
+        slices = tuple(part for part in cut if may_hold(schema, scan.min_key, scan.max_key, part))
+        if slices:
+            found.append(replace(scan, slices=slices))
+    return tuple(found)
+
+
+def _beside(fields: Sequence[Field], key: Sequence[KeyValue] | None, *, above: bool) -> list[KeyRanges]:
+    """Returns disjoint ranges that together have all keys whose first values are above `key`, or up to it."""
+    found, equal = [], dict[str, Range]()
+    for number, (field, value) in enumerate(zip(fields, key or (), strict=False), 1):
+        upto = Range(max=value, max_inclusive=number == len(key or ()))
+        limits = Range(value, min_inclusive=False) if above else upto
+        found.append(KeyRanges.of({**equal, field.name: limits}))
+        equal[field.name] = Range.exactly(value)
+    return found or [KeyRanges()]
 
 
 def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[tuple[Scan, ...]]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from packages import SPARK, closure, requirements
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = [*sorted((ROOT / ".github").rglob("*.y*ml")), ROOT / "docs" / "how-to" / "deploy-from-ci.md"]
 DOCKERFILES = [ROOT / "query_image" / "Dockerfile"]
@@ -51,6 +53,13 @@ def test_ci_audits_the_packages_that_are_installed() -> None:
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\naudit:")[2].partition("\n\n")[0]
     assert "pip-audit --requirement requirements.txt" in recipe
     assert "npm audit" in recipe
+
+
+def test_the_demo_installs_what_its_extras_need() -> None:
+    recipe = (ROOT / "Makefile").read_text("utf-8")
+    [listed] = re.findall(r"^DEMO_PACKAGES = ((?:.*\\\n)*.*)", recipe, re.M)
+    extras = requirements(ROOT, "local", "spark", "demo", "sql", "rows", "service", "client")
+    assert {*listed.replace("\\\n", " ").split()} == closure(extras, SPARK)
 
 
 @contextmanager

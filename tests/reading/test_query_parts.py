@@ -19,12 +19,13 @@ SCHEMA = dm.Schema(
 )
 
 
-def rows_of(seed: int, count: int) -> pa.Table:
+def rows_of(seed: int, count: int, spread: int = 900) -> pa.Table:
     """Returns rows with many equal keys, so that some parts begin between equal keys."""
     chance = random.Random(seed)
     numbers = range(count)
     rows = [
-        {"k": chance.randrange(-900, 900), "l": chance.randrange(20), "n": seed * count + n} for n in numbers
+        {"k": chance.randrange(-spread, spread), "l": chance.randrange(20), "n": seed * count + n}
+        for n in numbers
     ]
     return pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA))
 
@@ -170,9 +171,9 @@ def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "spread"), [(0, 900), (1, 900), (2, 900), (3, 2), (4, 2)])
 def test_the_first_rows_of_many_files_are_those_of_all(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str, seed: int
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str, seed: int, spread: int
 ) -> None:
     monkeypatch.setattr(executor, "FIRST_FILES_MIN", 2)
     monkeypatch.setattr(executor, "FIRST_FILES_GROWTH", 2)
@@ -181,10 +182,19 @@ def test_the_first_rows_of_many_files_are_those_of_all(
         "first", SCHEMA, split_points=[-600, 100], properties=dm.TableProperties(keep=keep)
     )
     for number in range(20):
-        rows = rows_of(seed * 100 + number, chance.choice([1, 2, 5, 40]))
+        rows = rows_of(seed * 100 + number, chance.choice([1, 2, 5, 40]), spread)
         (table.ingest if keep == "every_row" else table.upsert)(rows)
-    table.delete({"k": dm.Range(chance.randrange(-900, -300), chance.randrange(-250, 300))})
-    for where in (None, {"k": dm.Range(-300)}, {"k": [dm.Range(-800, -500), dm.Range(0, 50)]}, {"n": 4}):
+    if spread == 2:  # most first rows are deleted, so that later parts are read
+        table.delete({"l": dm.Range(chance.randrange(3), 12)})
+    else:
+        table.delete({"k": dm.Range(chance.randrange(-900, -300), chance.randrange(-250, 300))})
+    for where in (
+        None,
+        {"k": dm.Range(-300)},
+        {"k": [dm.Range(-800, -500), dm.Range(0, 50)]},
+        {"n": 4},
+        {"l": dm.Range(5)},
+    ):
         whole = table.query(where).read_all()
         for limit in (1, 3, 10, 60, 1_000):
             found = table.query(where, limit=limit).read_all()
@@ -217,3 +227,23 @@ def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.M
         510, 511, 512, 513, 514,
     ]  # fmt: skip
     assert opened == [40]  # any file may have the first wanted row
+
+
+@pytest.mark.slow
+def test_the_first_rows_need_few_files_if_all_begin_with_one_value(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = instance.create_table("flights", SCHEMA)
+    for number in range(20):
+        rows = [{"k": k, "l": number, "n": number} for k in (1, 2)]
+        table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
+    opened: list[int] = []
+    planned = executor.planned
+
+    def counted(context: Any, scans: Any, *more: Any) -> Any:
+        opened.append(len(scans))
+        return planned(context, scans, *more)
+
+    monkeypatch.setattr(executor, "planned", counted)
+    assert table.head(3).column("l").to_pylist() == [0, 1, 2]
+    assert opened == [3]
