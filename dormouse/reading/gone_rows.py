@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """Types of keys whose values are compared as integers."""
 SLICES_MAX = 64
-"""The most rows that are left out of a batch by copying what lies between them, not by a filter."""
+"""The most slices of a batch between the rows that are left out. A filter copies more slices faster."""
 SLICE_ROWS_MIN = 4_096
 """The fewest rows, on average, of slices of a batch that are returned without a copy."""
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -111,13 +111,15 @@ def without(
 
 def _dropped(batch: pa.RecordBatch, rows: Numbers) -> Iterator[pa.RecordBatch]:
     """Yields a batch without some rows, as a few long slices or as a copy."""
-    if len(rows) > SLICES_MAX:
+    starts, ends = np.append(0, rows + 1), np.append(rows, batch.num_rows)
+    is_there = ends > starts
+    left = list(zip(starts[is_there].tolist(), ends[is_there].tolist(), strict=True))
+    if len(left) > SLICES_MAX:
         stays = np.ones(batch.num_rows, bool)
         stays[rows] = False
         yield batch.filter(pa.array(stays))
         return
-    starts, ends = [0, *(rows + 1).tolist()], [*rows.tolist(), batch.num_rows]
-    slices = [batch.slice(start, end - start) for start, end in zip(starts, ends, strict=True) if end > start]
+    slices = [batch.slice(start, end - start) for start, end in left]
     if len(slices) * SLICE_ROWS_MIN <= batch.num_rows:
         yield from slices
     else:

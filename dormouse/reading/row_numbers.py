@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -129,22 +129,26 @@ class Finder:
                 known = KNOWN.of(file.key)
                 if any(one.deletions == some for one in known):
                     continue
-                subsets = (one for one in known if one.rows is not None and one.deletions < some)
-                base = max(subsets, key=lambda one: len(one.deletions), default=None)
-                left = some if base is None else some - base.deletions
+                parts, left = list[GoneRows](), some
+                for one in sorted(known, key=lambda one: -len(one.deletions)):
+                    if one.rows is not None and one.deletions <= some and one.deletions & left:
+                        parts.append(one.rows)
+                        left -= one.deletions
                 found = self._read(file.scan, tuple(sorted(left, key=attrgetter("deletion_id"))))
-                if found is not None and base is not None and base.rows is not None:
-                    found = base.rows.together(found)
+                if found is not None:
+                    found = reduce(GoneRows.together, parts, found)
                 too_many = found is None or len(found) > ROWS_MAX
                 KNOWN.put(file.key, _Known(some, None if too_many else found))
 
     def _read(self, scan: Scan, deletions: tuple[Deletion, ...]) -> GoneRows | None:
         """Reads the row groups whose rows may match; returns the rows, or None if they are too many."""
         context, schema = self.context, self.context.stored_schema
+        kinds = pa.schema([arrow_schema(schema).field(name) for name in schema.key_names])
+        if not deletions:
+            return matched([], kinds, 0, 0, ())
         first_row, wanted = self._near(scan, deletions)
         file = Scan(scan.filename, (wanted,), scan.partition_id, scan.byte_count)
         names = schema.key_names
-        kinds = pa.schema([arrow_schema(schema).field(name) for name in names])
 
         def plan() -> Any:
             gone = rendered(Fails(remains(schema, deletions)), DATAFUSION)
