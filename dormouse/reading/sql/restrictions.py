@@ -111,6 +111,16 @@ def met_by_column(filter_: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a 
     return KeyRanges()
 
 
+def is_exact(filter_: Node, key: Key) -> bool:
+    """Returns whether exactly the values in the ranges of `met_by_column` meet a filter."""
+    match filter_:
+        case {"filter_type": "CONJUNCTION_AND", "child_filters": parts}:
+            return all(is_exact(part, key) for part in parts)
+        case {"filter_type": "CONSTANT_COMPARISON", "comparison_type": kind, "constant": {"is_null": False}}:
+            return kind in _OPERATORS and key.name in met_by_column(filter_, key)
+    return False
+
+
 def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
     """Returns the row key that an expression refers to, and the numeric type to which it is cast, if any.
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.reading.sql.constants import Node, constant
-from dormouse.reading.sql.restrictions import Columns, Key, Known, is_whole, key_of, met, met_by_column
+from dormouse.reading.sql.restrictions import (
+    Columns,
+    Key,
+    Known,
+    is_exact,
+    is_whole,
+    key_of,
+    met,
+    met_by_column,
+)
 
 ROUNDS_MAX = 10
 """The most rounds in which ranges pass from key to key. After each round all ranges are valid."""
@@ -34,54 +43,6 @@ _RIGHT_BY_LEFT = {"INNER", "SEMI", "ANTI", "LEFT", "SINGLE"}
 _COMPUTED_AGAIN = {"LOGICAL_MATERIALIZED_CTE", "LOGICAL_RECURSIVE_CTE", "LOGICAL_CTE_REF"}
 
 
-@dataclass(frozen=True, slots=True)
-class Enough:
-    """The number of result rows, including those skipped by OFFSET, after which a result is complete."""
-
-    rows: int
-    in_key_order: bool
-    """True if these must be the first rows in the order of the row keys."""
-
-
-def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
-    """Returns the limit of a plan of one scan; None if a row may come from several rows of the table."""
-    plan = _below(plan, "LOGICAL_PROJECTION")
-    limit = plan.get("limit_val", {})
-    if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
-        return None
-    rows = int(limit["constant_integer"])
-    below = _below(plan["children"][0], "LOGICAL_PROJECTION")
-    if below["type"] == "LOGICAL_ORDER_BY":
-        [sorted_rows] = below["children"]
-        is_whole = _is_scan(_below(sorted_rows, "LOGICAL_PROJECTION", "LOGICAL_FILTER"))
-        return Enough(rows, True) if is_whole and _is_in_key_order(below, schemas) else None
-    is_whole = _is_scan(_below(below, "LOGICAL_PROJECTION", "LOGICAL_FILTER", "LOGICAL_LIMIT"))
-    return Enough(rows, False) if is_whole else None
-
-
-def _below(plan: Node, *kinds: str) -> Node:
-    while plan["type"] in kinds:
-        [plan] = plan["children"]
-    return plan
-
-
-def _is_scan(plan: Node) -> bool:
-    return plan["type"] == "LOGICAL_GET" and not plan.get("children")
-
-
-def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
-    """Returns whether rows are sorted by the first row keys, and by other columns only after all keys."""
-    [child] = order["children"]
-    scans = Scans(schemas)
-    columns = scans.read(child)
-    terms = [
-        key.field.name if (key := _plain(one["expression"], columns)) and one["type"] == "ASCENDING" else None
-        for one in order["orders"]
-    ]
-    keys = [name for table in scans.tables for name in schemas[table].row_key_names]
-    return terms[: len(keys)] == keys[: len(terms)]
-
-
 class Scans:
     """The scans of one plan, and the ranges of keys that each needs.
 
@@ -97,6 +58,8 @@ class Scans:
         self._passed: list[tuple[Key, Key]] = []
         self._correlated: list[Known] = []
         self._again = False
+        self.is_exact = True
+        """True if no condition but the needed ranges selects rows of the scans."""
 
     @property
     def tables(self) -> Sequence[str]:
@@ -151,20 +114,23 @@ class Scans:
             schema.names.index(field.name): Key(_name(number, field.name), field) for field in schema.row_keys
         }
         for one in (node.get("table_filters") or {}).get("filters", ()):
-            if one["key"] in keys:
-                self._bound(met_by_column(one["value"], keys[one["key"]]))
+            key = keys.get(one["key"])
+            self.is_exact = self.is_exact and key is not None and is_exact(one["value"], key)
+            if key is not None:
+                self._bound(met_by_column(one["value"], key))
         columns = [keys.get(column["index"]) for column in node["column_indexes"]]
         return _mapped(columns, node.get("projection_ids"))
 
     def _filter(self, node: Node) -> Columns:
         columns = self._only(node)
+        self.is_exact = False
         for condition in node["expressions"]:
             self._bound(met(condition, columns))
         return _mapped(columns, node.get("projection_map"))
 
     def _projection(self, node: Node) -> Columns:
         columns = self._only(node)
-        return [_plain(one, columns) for one in node["expressions"]]
+        return [plain(one, columns) for one in node["expressions"]]
 
     def _order(self, node: Node) -> Columns:
         return _mapped(self._only(node), node.get("projection_map"))
@@ -179,7 +145,7 @@ class Scans:
         sets = node.get("grouping_sets") or []
         if any(len(one) != len(node["groups"]) for one in sets):
             columns = None
-        return [*(_plain(one, columns) for one in node["groups"]), *_unknown(node["expressions"])]
+        return [*(plain(one, columns) for one in node["groups"]), *_unknown(node["expressions"])]
 
     def _cross(self, node: Node) -> Columns:
         left, right = map(self.read, node["children"])
@@ -191,7 +157,7 @@ class Scans:
             kind = ""
         left, right = self.read(node["children"][0]), None
         if node["type"] == "LOGICAL_DELIM_JOIN":
-            self._correlated.append([_plain(one, left) for one in node["duplicate_eliminated_columns"]])
+            self._correlated.append([plain(one, left) for one in node["duplicate_eliminated_columns"]])
             right = self.read(node["children"][1])
             self._correlated.pop()
         else:
@@ -297,6 +263,7 @@ def _unknown(columns: Sequence[Any]) -> Known:
     return [None for _ in columns]
 
 
-def _plain(expression: Node, columns: Columns) -> Key | None:
+def plain(expression: Node, columns: Columns) -> Key | None:
+    """Returns the row key that an expression is, without a cast; None for other expressions."""
     found = key_of(expression, columns)
     return found[0] if found is not None and found[1] is None else None

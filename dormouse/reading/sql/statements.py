@@ -7,8 +7,7 @@ keys.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
@@ -33,10 +32,11 @@ from dormouse.reading.checked_files import (
 from dormouse.reading.planner import PlanSummary, Scan, bytes_of
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.explanations import explanation, with_nulls, without_files
+from dormouse.reading.sql.firsts import Enough, KnownRows, first_files, has_all_rows, sure_rows
 from dormouse.reading.sql.moments import microseconds
+from dormouse.reading.sql.named import Named, alone, meant
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
-from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.subqueries import BYTES_MAX as SUBQUERY_BYTES_MAX
 from dormouse.reading.sql.subqueries import FILES_MAX as SUBQUERY_FILES_MAX
@@ -50,80 +50,16 @@ from dormouse.reading.sql.subqueries import (
 )
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
-from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
-from dormouse.reading.where import Condition, Question, question, unknown
+from dormouse.reading.table_view import (
+    PAGE_LEAVES,
+    PAGE_LEAVES_MAX,
+    Moments,
+    plan_query,
+    plan_tables,
+    summary,
+)
+from dormouse.reading.where import Condition, Question, question
 from dormouse.state.context import TableContext
-
-# The tables that a statement names.
-
-_DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
-"""A pattern of names of files, and of DuckDB's own views, such as `duckdb_tables` and `pg_class`."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """Three functions that look up the tables that a statement names."""
-
-    like: Callable[[Iterable[str]], Mapping[str, TableContext]]
-    """Returns the tables that have one of the names; upper and lower case are equal."""
-    all: Callable[[], Mapping[str, TableContext]]
-    names: Callable[[], Iterable[str]]
-
-
-def alone(context: TableContext) -> Named:
-    """Returns look-up functions that know only the table of the context."""
-    found = {context.table.name: context}
-    return Named(like=lambda _: found, all=lambda: found, names=lambda: list(found))
-
-
-def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
-    """Returns the tables that a statement may read, by name.
-
-    Raises `InvalidQuery` for a name that is no table, and for tables or columns whose names differ only in
-    case.
-    """
-    found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
-    by_name: dict[str, str] = {}
-    for name in sorted(parsed.names):
-        meant = _table_named(name, found)
-        # outside the scope of a CTE's name, DuckDB would read a file or its own catalog
-        if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
-            raise unknown("table", name, tables.names())
-        if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
-            raise _alike(meant, by_name[meant.lower()])
-    if parsed.lists_tables:
-        return {name: found[name] for name in sorted(found) if by_name.get(name.lower(), name) == name}
-    return {name: _checked(found[name]) for name in by_name.values()}
-
-
-def _table_named(name: str, tables: Mapping[str, TableContext]) -> str | None:
-    """Returns the table's name for a name in a statement: the same name, else one in another case.
-
-    Returns None without such a table. Raises `InvalidQuery` if several names differ only in case.
-    """
-    alike = [name] if name in tables else [table for table in tables if table.lower() == name.lower()]
-    if len(alike) > 1:
-        raise _alike(*sorted(alike)[:2])
-    return alike[0] if alike else None
-
-
-def _alike(name: str, other: str) -> InvalidQuery:
-    return InvalidQuery(
-        f"SQL cannot tell table {name!r} from {other!r}, whose name differs in upper and lower case only: "
-        "rename one"
-    )
-
-
-def _checked(context: TableContext) -> TableContext:
-    names: dict[str, str] = {}
-    for name in context.schema.names:
-        if names.setdefault(name.lower(), name) != name:
-            raise InvalidQuery(
-                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
-                f"{name!r} differ in upper and lower case only"
-            )
-    return context
-
 
 FILES_MAX = 50_000
 """The most files that one statement may read: DuckDB looks up each before it reads the first."""
@@ -150,8 +86,14 @@ class Evaluated:
 
     values: str
     """The values as SQL."""
-    ranges: Mapping[str, KeyRanges]
+    wanted: Wanted
     reads: Reads
+    known: KnownRows | None
+    """The facts that took the place of rows; None if the files in `reads` were read."""
+
+    @property
+    def reads_files(self) -> bool:
+        return self.known is None or bool(self.known.scans)
 
 
 def sql(
@@ -238,7 +180,7 @@ class _Statement:
             self.wanted = session.wanted(schemas, found, parameters, self.moment)
             if question is not None:
                 ranges = dict.fromkeys(self.wanted.ranges, question.ranges)
-                self.wanted = replace(self.wanted, ranges=ranges, enough=None)
+                self.wanted = replace(self.wanted, ranges=ranges, enough=None, ends=None)
             names = {name.lower() for name in found.names}
             self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
             self.evaluated: list[Evaluated] = []
@@ -262,7 +204,7 @@ class _Statement:
             try:
                 wanted, self.text = self._with_values(statement, written, schemas)
                 # all files are planned together, with those of the subqueries
-                self.wanted = replace(wanted, enough=None)
+                self.wanted = replace(wanted, enough=None, ends=None)
             except InvalidQuery:
                 self.evaluated = []
 
@@ -296,21 +238,25 @@ class _Statement:
             parsed = self.session.parsed(subquery.statement)
             if not stands_alone(parsed, statement):
                 return None
-            ranges = self.session.wanted(schemas, parsed, (), self.moment).ranges
-            reads = self._planned([ranges], SUBQUERY_FILES_MAX)[0]
-            scans = [scan for some in reads.values() for scan in some]
+            wanted = self.session.wanted(schemas, parsed, (), self.moment)
+            files_max = SUBQUERY_FILES_MAX if wanted.ends is None else FILES_MAX
+            [reads] = self._planned([wanted.ranges], files_max)
+            known = self._known_among(wanted, reads)
+            read = reads if known is None else dict.fromkeys(reads, known.scans)
+            scans = [scan for some in read.values() for scan in some]
             if len(scans) > SUBQUERY_FILES_MAX or bytes_of(scans) > SUBQUERY_BYTES_MAX:
                 return None
-            views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
-            rows = self._rows(reads, views, parsed.run, ())
+            rows = self._rows(read, self._views(read, known), parsed.run, ())
+            if known is not None and wanted.ends is not None:
+                rows = known.counted(rows, wanted.ends)
             values = subquery.values(pa.Table.from_batches(rows.batches, rows.schema))
-            return None if values is None else Evaluated(values, ranges, reads)
+            return None if values is None else Evaluated(values, wanted, reads, known)
         return None
 
     def summaries(self) -> dict[str, PlanSummary]:
         """Returns the numbers of files and bytes to read of each table, without keeping a plan in memory."""
         self.session.close()
-        return self._summaries()
+        return self._summaries(self._known())
 
     def reader(self) -> pa.RecordBatchReader:
         try:
@@ -378,6 +324,8 @@ class _Statement:
     def _run(self) -> Rows:
         if self.wanted.explains:
             return self._explained()
+        if self.wanted.ends is not None and (known := self._known()) is not None:
+            return known.counted(self._on_known(known), self.wanted.ends)
         enough = self.wanted.enough
         if enough is None or enough.rows > ROWS_ENOUGH_MAX:
             return self._on_all()
@@ -385,12 +333,13 @@ class _Statement:
 
     def _explained(self) -> Rows:
         """Returns the files and bytes that are read of each table, followed by DuckDB's own plan."""
-        summaries = self._summaries()
+        known = self._known()
+        summaries = self._summaries(known)
         files = sum(one.files for one in summaries.values())
         said = explanation(self._ranges, summaries)
         if not self.wanted.runs and files > EXPLAINED_FILES_MAX:
             return Rows(said.schema, iter([said]))
-        rows = self._on_all()
+        rows = self._on_all() if known is None else self._on_known(known)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield said
@@ -405,13 +354,62 @@ class _Statement:
 
     def _on_all(self) -> Rows:
         reads, *again = self._planned(
-            [self.wanted.ranges, *(one.ranges for one in self.evaluated)], FILES_MAX
+            [self.wanted.ranges, *(one.wanted.ranges for one in self.evaluated)], FILES_MAX
         )
-        if again != [one.reads for one in self.evaluated]:
+        if not all(self._holds(one, now) for one, now in zip(self.evaluated, again, strict=True)):
             # a table of a subquery has changed since the subquery was evaluated
             (self.wanted, self.text), self.evaluated = self.whole, []
             return self._on_all()
         return self._on(reads)
+
+    def _holds(self, evaluated: Evaluated, reads: Reads) -> bool:
+        """Returns whether a subquery would be evaluated to the same values over the files that it has now."""
+        if evaluated.known is None:
+            return reads == evaluated.reads
+        return self._known_among(evaluated.wanted, reads) == evaluated.known
+
+    def _known(self) -> KnownRows | None:
+        """Returns the facts that answer the statement, and the files to read beside them; None for rows.
+
+        For EXPLAIN of a limit, these are the first files, if they have enough rows by their facts.
+        """
+        wanted, enough = self.wanted, self.wanted.enough
+        if (wanted.ends is None and enough is None) or len(wanted.ranges) != 1:
+            return None
+        [(name, ranges)] = wanted.ranges.items()
+        context = self.contexts[name]
+        if not has_all_rows(context):
+            return None
+        if wanted.ends is not None:
+            return self._known_among(wanted, {name: chain.from_iterable(self._groups(PAGE_LEAVES_MAX))})
+        if enough is None or enough.rows_read is None or enough.rows > ROWS_ENOUGH_MAX:
+            return None
+        first = first_files(context.schema, ranges, enough.rows_read, self._groups())
+        return None if first is None else KnownRows(first)
+
+    def _known_among(self, wanted: Wanted, files: Mapping[str, Iterable[Scan]]) -> KnownRows | None:
+        if wanted.ends is None:
+            return None
+        [(name, ranges)] = wanted.ranges.items()
+        context = self.contexts[name]
+        if not has_all_rows(context):
+            return None
+        known = KnownRows.of(context.schema, ranges, wanted.ends, files[name])
+        # of many files, the first ones may have the value that is asked for
+        return None if wanted.enough is not None and len(known.scans) > 1 else known
+
+    def _groups(self, leaves_max: int = PAGE_LEAVES) -> Iterator[Sequence[Scan]]:
+        """Yields the files of the only table that is read, in groups, those that are needed first before."""
+        [(name, ranges)] = self.wanted.ranges.items()
+        return plan_query(
+            self.contexts[name],
+            ranges,
+            filtered_again=True,
+            begun=self.is_open,
+            at=self.moments.of(name),
+            descending=self.wanted.enough is not None and self.wanted.enough.descending,
+            leaves_max=leaves_max,
+        )
 
     def _planned(self, several: Sequence[Mapping[str, KeyRanges]], files_max: int) -> list[Reads]:
         """Returns the files that have rows in ranges of tables, for several such ranges, at one moment."""
@@ -432,14 +430,18 @@ class _Statement:
         [(name, ranges)] = self.wanted.ranges.items()
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES
-        at = self.moments.of(name)
-        plan = plan_query(self.contexts[name], ranges, filtered_again=True, begun=self.is_open, at=at)
-        for group in plan:
-            if len(scans) + len(group) > files and scans:
+        context = self.contexts[name]
+        needed = enough.rows_read if has_all_rows(context) else None
+        rows = unsure = 0
+        for group in self._groups():
+            sure = [None if needed is None else sure_rows(context.schema, ranges, scan) for scan in group]
+            more = sure.count(None)
+            if scans and (unsure + more > files or (needed is not None and rows >= needed)):
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
                 if found is not None:
                     return found
                 files *= MORE_FILES
+            rows, unsure = rows + sum(filter(None, sure)), unsure + more
             scans += group
             _check_size({name: scans})
         return self._first_of(name, scans, enough) or self._on({name: scans})
@@ -451,7 +453,8 @@ class _Statement:
         with rows of the same key, so rows with larger keys need not be read.
         """
         context = self.contexts[name]
-        if not (enough.in_key_order and scans and context.properties.aggregate):
+        is_first = enough.in_key_order and not enough.descending and not enough.is_value
+        if not (is_first and scans and context.properties.aggregate):
             return None
         first = context.schema.row_keys[0].name
         wanted = [_within(scan, self.wanted.ranges[name]) for scan in scans]
@@ -467,17 +470,30 @@ class _Statement:
         """Returns the answer over the given files; None if it has fewer rows than the limit."""
         rows = self._on(reads)
         found = list(rows.batches)
-        is_enough = sum(batch.num_rows for batch in found) >= enough.rows
+        is_enough = sum(batch.num_rows for batch in found) >= enough.rows and not (
+            enough.is_value and any(column.null_count for batch in found for column in batch.columns)
+        )
         return Rows(rows.schema, iter(found)) if is_enough else None
 
-    def _on(self, reads: Reads) -> Rows:
+    def _on_known(self, known: KnownRows) -> Rows:
+        """Runs the statement over known rows and the files beside them."""
+        return self._on(dict.fromkeys(self.wanted.ranges, known.scans), known)
+
+    def _on(self, reads: Reads, known: KnownRows | None = None) -> Rows:
         """Runs the statement over tables that consist of the given files; a table without files is empty."""
-        views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
-        rows = self._rows(reads, views, self.text, self.parameters)
+        rows = self._rows(reads, self._views(reads, known), self.text, self.parameters)
         if self.describes:
             [context] = self.contexts.values()
             rows = with_nulls(rows, context.schema)
         return rows if self.wanted.names is None else rows.named(self.wanted.names)
+
+    def _views(self, reads: Reads, known: KnownRows | None) -> dict[str, str]:
+        """Returns the SELECT of each table over its files; known rows are those of the only table read."""
+        views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
+        for name in reads if known is not None else ():
+            more = known.select(self.contexts[name].schema) if known else None
+            views[name] += f" UNION ALL {more}" if more else ""
+        return views
 
     def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         _check_size(reads)
@@ -511,16 +527,18 @@ class _Statement:
         """
         return self.question is None or any(may_hide_index(one.schema) for one in self.contexts.values())
 
-    def _summaries(self) -> dict[str, PlanSummary]:
-        return {
+    def _summaries(self, known: KnownRows | None) -> dict[str, PlanSummary]:
+        """Returns the numbers of files and bytes to read; `known` has the files of the only table, if any."""
+        found = {
             name: summary(self.contexts[name], ranges, self.moments.of(name))
             for name, ranges in self._ranges.items()
         }
+        return found if known is None else {name: known.summary(one) for name, one in found.items()}
 
     @property
     def _ranges(self) -> dict[str, KeyRanges]:
         """The ranges of each table that the statement or an evaluated subquery needs."""
-        several = [self.wanted.ranges, *(one.ranges for one in self.evaluated)]
+        several = [self.wanted.ranges, *(one.wanted.ranges for one in self.evaluated if one.reads_files)]
         names = dict.fromkeys(name for one in several for name in one)
         return {name: united([one[name] for one in several if name in one]) for name in names}
 

@@ -21,10 +21,11 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
 from dormouse.reading.sql.conditions import text, type_name
 from dormouse.reading.sql.constants import Node
+from dormouse.reading.sql.firsts import Ends, Enough, ends, enough
 from dormouse.reading.sql.moments import dropped, macros
 from dormouse.reading.sql.parsed import Parsed, words
 from dormouse.reading.sql.results import INTERRUPTED, first_line
-from dormouse.reading.sql.scans import Enough, Scans, enough
+from dormouse.reading.sql.scans import Scans
 from dormouse.reading.streams import Interruption
 
 _UNSETTLED = {
@@ -192,6 +193,8 @@ class Wanted:
     """False for EXPLAIN without ANALYZE."""
     names: tuple[str, ...] | None = None
     """The names of the answer's columns, if the text that is run, `Parsed.run`, would give others."""
+    ends: Ends | None = None
+    """The facts that are the whole answer; None if rows are needed."""
 
 
 def wanted(
@@ -226,8 +229,11 @@ def wanted(
         [plan] = answer["plans"]
         scans = Scans(schemas)
         scans.read(plan)
-        rows = enough(plan, schemas) if scans.is_one else None
-        return replace(everything, ranges=scans.ranges(), enough=rows)
+        found_ranges = scans.ranges()
+        if not scans.is_one:
+            return replace(everything, ranges=found_ranges)
+        rows, facts = enough(plan, schemas), ends(plan, schemas)
+        return replace(everything, ranges=found_ranges, enough=rows, ends=facts)
     except RecursionError:
         return everything
 

@@ -17,7 +17,7 @@ from dormouse.errors import EngineFailed, InvalidQuery
 from dormouse.model.region import min_value
 from dormouse.model.types import KEY_TYPES
 from dormouse.reading.sql import worker
-from dormouse.reading.sql.scans import Enough
+from dormouse.reading.sql.firsts import Enough
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.sql.worker import BATCH, SCHEMA, VALUE, failed, plain_value
 from dormouse.reading.sql.workers import WorkerLimits, Workers
