@@ -129,7 +129,7 @@ class Writer:
         return f"select {listed} from {quoted(table)} as {alias}{where}", len(some)
 
     def _few(self, scope: Scope) -> tuple[str, int]:
-        """Returns a query of the rows of a table whose first row key is among the values of another column."""
+        """Returns a query of the rows whose first row key is among the values of another column."""
         table, alias = self._table(), self._alias()
         name, kind = next(iter(self._tables[table].items()))
         both = [(one, c) for one, columns in self._tables.items() for c, k in columns.items() if k == kind]
@@ -147,7 +147,7 @@ class Writer:
                 "from {table} left join {of} on {value} = {key} where {where}",
                 "from {of} left join {table} on {value} = {key} where {where}",
                 "from {of} left join {table} on {value} = {key} and {where}",
-                "from {table} join (select distinct {value} as d from {of} where {where}) as q on q.d = {key}",
+                "from {table} join (select distinct {value} d from {of} where {where}) as q on q.d = {key}",
                 "from {table} where {key} = (select max({value}) from {of} where {where})",
                 "from {table} where {key} >= (select min({value}) from {of} where {where})",
                 "from {table} where not exists (select 1 from {of} where {value} = {key} and {where})",
