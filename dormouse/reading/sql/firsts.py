@@ -255,6 +255,17 @@ def has_all_rows(context: TableContext) -> bool:
     return not is_merged and transform.age_off is None
 
 
+def known_rows(
+    context: TableContext, ranges: KeyRanges, ends: Ends, enough: Enough | None, scans: Iterable[Scan]
+) -> KnownRows | None:
+    """Returns the rows of a table that are known without reading; None if rows should be read instead."""
+    if not has_all_rows(context):
+        return None
+    known = KnownRows.of(context.schema, ranges, ends, scans)
+    # of many files, the first ones may have the value that is asked for
+    return None if enough is not None and len(known.scans) > 1 else known
+
+
 @dataclass
 class KnownRows:
     """The rows of a table that files have by their facts, and the files that must be read beside."""

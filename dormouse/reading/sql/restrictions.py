@@ -56,17 +56,20 @@ _SURROGATES = range(0xD800, 0xE000)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A row key in one scan of a plan. The same row key of another scan is another `Key`."""
+    """A row key, or another column of a type of keys, in one scan of a plan.
+
+    The same column of another scan is another `Key`.
+    """
 
     name: str
-    """The key's name in the plan, unique among all scans."""
+    """The column's name in the plan, unique among all scans."""
     field: Field
     is_copy: bool = False
     """True if the key is a copy of another column, so that conditions on the copy do not restrict it."""
 
 
 Known = Sequence[Key | None]
-"""The columns of a plan's node: a row key for each, None for a column that is no row key."""
+"""The columns of a plan's node: a column of a scan for each, None for a column that is computed."""
 Columns = Known | None
 """The columns of a plan's node; None if not even their number is known."""
 
@@ -263,10 +266,11 @@ def _together(parts: Sequence[Node], operator: str, values: tuple[Any, ...], col
     """
     if operator != "=":
         parts, operator = parts[:1], f"{operator[0]}="
-    # within a row comparison, null equals null
+    # within a row comparison, null equals null, and is above all values
     found = [
         _compared(part, operator, UNKNOWN if value is None else value, columns)
         for part, value in zip(parts, values, strict=False)
+        if operator == "=" or ((key := key_of(part, columns)) and not key[0].field.nullable)
     ]
     return reduce(KeyRanges.intersect, found, KeyRanges())
 

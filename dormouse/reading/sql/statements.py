@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
-from urllib.parse import unquote
+from dataclasses import replace
+from itertools import chain, islice
 
 import pyarrow as pa
 
 from dormouse.data.transform import Transform, quoted
-from dormouse.errors import InvalidQuery, ObjectStoreError
+from dormouse.errors import InvalidQuery
 from dormouse.model.cut import When
 from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Schema, SchemaMoved
@@ -24,15 +23,15 @@ from dormouse.model.types import Parameters, checked_parameters
 from dormouse.reading.checked_files import (
     FileGone,
     again_if_moved,
-    check_bytes,
-    check_columns,
     checked_sizes,
     keeping_columns,
 )
 from dormouse.reading.planner import PlanSummary, Scan, bytes_of
+from dormouse.reading.sql.damage import check_after
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.explanations import explanation, with_nulls, without_files
-from dormouse.reading.sql.firsts import Enough, KnownRows, first_files, has_all_rows, sure_rows
+from dormouse.reading.sql.firsts import Enough, KnownRows, first_files, has_all_rows, known_rows, sure_rows
+from dormouse.reading.sql.joined import VALUES_MAX, Source, smallest_source
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.named import Named, alone, meant
 from dormouse.reading.sql.parsed import Parsed
@@ -43,6 +42,8 @@ from dormouse.reading.sql.subqueries import FILES_MAX as SUBQUERY_FILES_MAX
 from dormouse.reading.sql.subqueries import (
     SUBQUERIES_MAX,
     TRIED,
+    Evaluated,
+    Reads,
     Subquery,
     stands_alone,
     subqueries,
@@ -72,28 +73,6 @@ MORE_FILES = 8
 """The factor by which the number of files grows when the files so far do not fill the limit."""
 FIRST_ROWS = 10_000
 """The number of smallest keys that are read first if the table merges rows of several files."""
-COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
-"""The most files whose columns are checked, and the most bytes whose digests are checked.
-
-These checks follow an error of DuckDB that names no file.
-"""
-Reads = Mapping[str, Sequence[Scan]]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A subquery that was evaluated before its statement."""
-
-    values: str
-    """The values as SQL."""
-    wanted: Wanted
-    reads: Reads
-    known: KnownRows | None
-    """The facts that took the place of rows; None if the files in `reads` were read."""
-
-    @property
-    def reads_files(self) -> bool:
-        return self.known is None or bool(self.known.scans)
 
 
 def sql(
@@ -185,8 +164,11 @@ class _Statement:
             self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
             self.evaluated: list[Evaluated] = []
             self.whole = self.wanted, self.text
+            self.planned: Reads | None = None
             if question is None and self.wanted.ranges:
                 interruptible_call(lambda: self._evaluate(found, schemas), interruption.set)
+            if question is None and self.wanted.joined is not None:
+                interruptible_call(lambda: self._follow(schemas), interruption.set)
         except BaseException:
             session.close()
             raise
@@ -252,6 +234,37 @@ class _Statement:
             values = subquery.values(pa.Table.from_batches(rows.batches, rows.schema))
             return None if values is None else Evaluated(values, wanted, reads, known)
         return None
+
+    def _follow(self, schemas: Mapping[str, Schema]) -> None:
+        """Evaluates columns of small tables, if their values may restrict the keys of a larger one."""
+        joined, before = self.wanted.joined, self.wanted
+        tried: set[str] = set()
+        with suppress(InvalidQuery, FileGone), self.moments.kept():
+            [reads] = self._planned([before.ranges], FILES_MAX)
+            while joined is not None and len(tried) < SUBQUERIES_MAX:
+                source = smallest_source(joined, schemas, reads, tried)
+                if source is None:
+                    break
+                tried.add(source.name)
+                values = self._values(source)
+                if values is not None:
+                    joined = joined.given(source.name, values).spread(schemas)
+                    self.wanted = replace(before, ranges=joined.by_table(schemas))
+                    needed = replace(before, ranges={source.table: before.ranges[source.table]})
+                    self.evaluated.append(Evaluated("", needed, {source.table: reads[source.table]}, None))
+            self.planned = None if self.evaluated else reads
+
+    def _values(self, source: Source) -> list[Range] | None:
+        """Returns the values of a column; None if there are too many."""
+        table, column = quoted(source.table), quoted(source.column)
+        statement = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IS NOT NULL LIMIT {VALUES_MAX + 1}"
+        views = {source.table: self._select(source.table, source.ranges).of(source.scans)}
+        rows = self._rows({source.table: source.scans}, views, statement, ())
+        try:
+            values = [value for batch in rows.batches for value in batch.column(0).to_pylist()]
+        except (ValueError, OverflowError):  # a time that no key can have
+            return None
+        return None if len(values) > VALUES_MAX else [Range.exactly(value) for value in values]
 
     def summaries(self) -> dict[str, PlanSummary]:
         """Returns the numbers of files and bytes to read of each table, without keeping a plan in memory."""
@@ -353,6 +366,9 @@ class _Statement:
         return Rows(said.schema, batches())
 
     def _on_all(self) -> Rows:
+        if self.planned is not None:
+            planned, self.planned = self.planned, None
+            return self._on(planned)
         reads, *again = self._planned(
             [self.wanted.ranges, *(one.wanted.ranges for one in self.evaluated)], FILES_MAX
         )
@@ -391,12 +407,7 @@ class _Statement:
         if wanted.ends is None:
             return None
         [(name, ranges)] = wanted.ranges.items()
-        context = self.contexts[name]
-        if not has_all_rows(context):
-            return None
-        known = KnownRows.of(context.schema, ranges, wanted.ends, files[name])
-        # of many files, the first ones may have the value that is asked for
-        return None if wanted.enough is not None and len(known.scans) > 1 else known
+        return known_rows(self.contexts[name], ranges, wanted.ends, wanted.enough, files[name])
 
     def _groups(self, leaves_max: int = PAGE_LEAVES) -> Iterator[Sequence[Scan]]:
         """Yields the files of the only table that is read, in groups, those that are needed first before."""
@@ -509,12 +520,16 @@ class _Statement:
 
         return Rows(rows.schema, batches())
 
-    def _select(self, name: str) -> Select:
+    def _select(self, name: str, ranges: KeyRanges | None = None) -> Select:
+        """Returns the maker of a table's SELECT, maybe of only the rows in some ranges of its columns."""
         context = self.contexts[name]
         wanted = self.question or question(context.schema, None, None, None)
         if self._filters_again:
             keys = (Condition(context.schema.field(key), ranges) for key, ranges in wanted.ranges.items())
             wanted = replace(wanted, conditions=(*keys, *wanted.conditions))
+        if ranges is not None:
+            some = (Condition(context.schema.field(column), items) for column, items in ranges.items())
+            wanted = replace(wanted, conditions=(*some, *wanted.conditions))
         now_ms = self.moments.milliseconds(name)
         return Select(context, wanted, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
 
@@ -553,29 +568,12 @@ class _Statement:
                 if too_large := Transform.parse(context.schema, context.properties).overflow(str(error)):
                     raise too_large from error
                 if isinstance(error, ReadFailed):
-                    _check_files(context, scans, error)
+                    check_after(context, scans, error)
             raise InvalidQuery(str(error)) from error
 
 
 def _within(scan: Scan, ranges: KeyRanges) -> Scan:
     return replace(scan, slices=tuple(one.intersect(ranges) for one in scan.slices))
-
-
-def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
-    """Raises `FileGone` or an error for a damaged file, after DuckDB failed to read some of these files.
-
-    It checks the files that DuckDB names. If there are none, it checks the first files.
-    """
-    said = unquote(str(error))
-    if named := [scan for scan in scans if scan.filename in said]:
-        check_bytes(context, named)
-        raise ObjectStoreError(
-            f"file {named[0].filename!r} of table {context.table.name!r} cannot be read: {error}"
-        ) from error
-    ends = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
-    check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
-    for scan in scans[:COLUMNS_CHECKED_MAX]:
-        check_columns(context, scan)
 
 
 def _check_size(reads: Reads) -> None:

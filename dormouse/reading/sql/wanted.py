@@ -22,6 +22,7 @@ from dormouse.model.types import Parameters
 from dormouse.reading.sql.conditions import text, type_name
 from dormouse.reading.sql.constants import Node
 from dormouse.reading.sql.firsts import Ends, Enough, ends, enough
+from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.moments import dropped, macros
 from dormouse.reading.sql.parsed import Parsed, words
 from dormouse.reading.sql.results import INTERRUPTED, first_line
@@ -195,6 +196,8 @@ class Wanted:
     """The names of the answer's columns, if the text that is run, `Parsed.run`, would give others."""
     ends: Ends | None = None
     """The facts that are the whole answer; None if rows are needed."""
+    joined: Joined | None = None
+    """The scans, if values of one may restrict row keys of another."""
 
 
 def wanted(
@@ -229,11 +232,11 @@ def wanted(
         [plan] = answer["plans"]
         scans = Scans(schemas)
         scans.read(plan)
-        found_ranges = scans.ranges()
-        if not scans.is_one:
-            return replace(everything, ranges=found_ranges)
-        rows, facts = enough(plan, schemas), ends(plan, schemas)
-        return replace(everything, ranges=found_ranges, enough=rows, ends=facts)
+        joined = scans.joined()
+        needed = replace(everything, ranges=joined.by_table(schemas))
+        if scans.is_one:
+            return replace(needed, enough=enough(plan, schemas), ends=ends(plan, schemas))
+        return replace(needed, joined=joined) if any(joined.sources(schemas)) else needed
     except RecursionError:
         return everything
 
