@@ -108,11 +108,12 @@ def plan_query(
     begun: bool = False,
     at: Position | None = None,
     descending: bool = False,
-    leaves_max: int = PAGE_LEAVES,
+    leaves_max: int | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
 
-    The first page has about `leaves_max` leaves. With `descending`, the last groups in key order come first.
+    The first page has about `leaves_max` leaves, by default PAGE_LEAVES. With `descending`, the last groups
+    come first.
 
     The whole plan has the rows of the moment at which it began, or of the position `at`. Files may be
     collected meanwhile: once half of the table's `gc_delay_seconds` has passed, the remaining pages are
@@ -131,6 +132,7 @@ def plan_query(
     view = _View(
         context, filtered_again=filtered_again, begun=begun, at=at, moment=moment, descending=descending
     )
+    leaves_max = leaves_max or PAGE_LEAVES
     first = view.first(ranges, leaves_max)
     if moment is not None and at is None:
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):

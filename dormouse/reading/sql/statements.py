@@ -52,7 +52,6 @@ from dormouse.reading.sql.subqueries import (
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
 from dormouse.reading.table_view import (
-    PAGE_LEAVES,
     PAGE_LEAVES_MAX,
     Moments,
     plan_query,
@@ -409,7 +408,7 @@ class _Statement:
         [(name, ranges)] = wanted.ranges.items()
         return known_rows(self.contexts[name], ranges, wanted.ends, wanted.enough, files[name])
 
-    def _groups(self, leaves_max: int = PAGE_LEAVES) -> Iterator[Sequence[Scan]]:
+    def _groups(self, leaves_max: int | None = None) -> Iterator[Sequence[Scan]]:
         """Yields the files of the only table that is read, in groups, those that are needed first before."""
         [(name, ranges)] = self.wanted.ranges.items()
         return plan_query(

@@ -42,6 +42,8 @@ TOGETHER = 16
 A variable takes a statement to set, and reading one part copies the whole STRUCT. So neither one parameter
 nor all of them in a variable would be fast.
 """
+LITERAL_CHARACTERS_MAX = 1_000
+"""The most characters of a parameter that becomes a literal."""
 _PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
 
 
@@ -102,28 +104,38 @@ def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]
 
 
 def _with_variables(
-    text: str, values: Mapping[str, Any], tree: Callable[[str], Any]
+    statement: str, values: Mapping[str, Any], tree: Callable[[str], Any]
 ) -> tuple[str, Mapping[str, str] | None]:
     """Returns the text with a part of a variable instead of each parameter, and each part's parameter.
 
     The second item is None if the parameters cannot be assigned to the parts.
     """
     if not values:
-        return text, {}
-    raw, parts, end = text.encode(), [], 0
+        return statement, {}
+    raw, parts, end = statement.encode(), [], 0
     names: dict[str, str | None] = {}
-    for start, kind in duckdb.tokenize(text):
+    for start, kind in duckdb.tokenize(statement):
         found = _PARAMETER.match(raw, start) if kind == duckdb.token_type.operator else None
         if found is None:
             continue
         name = (found[1] or found[2] or b"").decode().lower()
+        if (value := values.get(name or ("1" if len(values) == 1 else ""))) is not None and _is_short(value):
+            # DuckDB gives a literal, as a parameter, the type of the value that it is compared with
+            parts += [raw[end:start].decode(), f" {text(value)} "]
+            end = found.end()
+            continue
         variable, part = _variable(len(names)), f"{_SECRET}_{len(names)}"
         names[part] = (name[1:-1].replace('""', '"') if name.startswith('"') else name) or None
         # without parentheses: in IN (…) they would enclose a list
         parts += [raw[end:start].decode(), f" struct_extract(getvariable('{variable}'), '{part}') "]
         end = found.end()
     planned = "".join(parts) + raw[end:].decode()
-    return planned, _numbered(names, lambda: (list(_placed(tree(one))) for one in (text, planned)))
+    return planned, _numbered(names, lambda: (list(_placed(tree(one))) for one in (statement, planned)))
+
+
+def _is_short(value: Any) -> bool:
+    """Returns whether a value is a text that can be a literal."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= LITERAL_CHARACTERS_MAX
 
 
 def _variable(number: int) -> str:
@@ -301,7 +313,7 @@ class _Planner:
         """Returns DuckDB's plan of a statement as JSON, or its error."""
         with self._variables(statement.variables):
             found = self._plan(statement.planned, optimize=True)
-        if found["error"] and statement.variables:
+        if found["error"] and statement.planned != statement.text:
             # an error counts only if the statement without variables has it too
             return {"error": True, **{**self._plan(statement.text, optimize=False), "error": True}}
         return found
