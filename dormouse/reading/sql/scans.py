@@ -91,7 +91,7 @@ class Scans:
         schema, number = self._schemas[found["table"]], len(self._tables)
         self._tables.append(found["table"])
         keys = {
-            place: Key(Joined.name(number, field.name), field)
+            place: Key(Joined.name(number, field.name), field, is_row_key=field.name in schema.row_key_names)
             for place, field in enumerate(schema.fields)
             if field.type in KEY_TYPES
         }
