@@ -120,12 +120,11 @@ def spans_of_part(expression: Node, holds: Callable[[int], bool]) -> tuple[Node,
 
 
 def _spans(months: int, holds: Callable[[int], bool], unit: int) -> Iterator[Span]:
-    wanted = [month for month in range(12) if holds(month // months + 1)]
+    wanted = [(first, first + months) for first in range(0, 12, months) if holds(first // months + 1)]
     yield Span(None, first_day(_YEARS.start) * unit - 1)
     for year in _YEARS:
-        for month in wanted:
-            begin, end = first_of_month(year, month), first_of_month(year, month + 1)
-            yield Span(begin * unit, end * unit - 1)
+        for first, after in wanted:
+            yield Span(first_of_month(year, first) * unit, first_of_month(year, after) * unit - 1)
     yield Span(first_day(_YEARS.stop) * unit, None)
 
 
