@@ -24,6 +24,8 @@ from dormouse.state.context import TableContext
 _ONE_ROW = ("LOGICAL_PROJECTION", "LOGICAL_LIMIT", "LOGICAL_ORDER_BY")
 """The nodes that may stand above an aggregation into one row."""
 _DIRECTIONS = {"ASCENDING": False, "DESCENDING": True}
+FEW_FILES = 8
+"""The most files that are read together where the first of them may be enough."""
 _RANGES_MAX = 16
 """The most key ranges for which the files that lie within one are counted from their facts."""
 
@@ -263,7 +265,7 @@ def known_rows(
         return None
     known = KnownRows.of(context.schema, ranges, ends, scans)
     # of many files, the first ones may have the value that is asked for
-    return None if enough is not None and len(known.scans) > 1 else known
+    return None if enough is not None and len(known.scans) > FEW_FILES else known
 
 
 @dataclass

@@ -84,11 +84,18 @@ class Joined:
             number, reached = self.scan_of(source), {source}
             if number is None or self._is_listed(source):
                 continue
+            scans: set[int | None] = {None}
             for _ in self.passed:
-                more = {target for target, name in self.passed if name in reached} - reached
-                if not more:
+                # fewer values of one column are fewer rows, and so fewer values of the scan's other columns
+                more = {
+                    target
+                    for target, name in self.passed
+                    if name in reached or self.scan_of(name) in scans - {None, number}
+                }
+                if more <= reached:
                     break
                 reached |= more
+                scans |= set(map(self.scan_of, more))
             targets = {
                 self.tables[one]
                 for name in reached
@@ -121,7 +128,10 @@ def smallest_source(
     reads: Mapping[str, Sequence[Scan]],
     tried: Collection[str],
 ) -> Source | None:
-    """Returns the column whose values take the fewest bytes to read; None if no other is worth reading."""
+    """Returns the column whose values take the fewest bytes to read; None if no other is worth reading.
+
+    A scan with conditions comes before one without, of whose rows the first may leave few.
+    """
     found = [
         source
         for name, targets in joined.sources(schemas)
@@ -129,7 +139,7 @@ def smallest_source(
         and (source := _source(joined, schemas, reads, name)) is not None
         and any(_is_larger(reads.get(target, ()), source.scans) for target in targets)
     ]
-    return min(found, key=lambda source: bytes_of(source.scans), default=None)
+    return min(found, key=lambda source: (not source.ranges, bytes_of(source.scans)), default=None)
 
 
 def _source(

@@ -442,16 +442,16 @@ class _Statement:
         files = 1 if enough.in_key_order else FIRST_FILES
         context = self.contexts[name]
         needed = enough.rows_read if has_all_rows(context) else None
-        rows = unsure = 0
+        rows, is_sure = 0, True
         for group in self._groups():
-            sure = [None if needed is None else sure_rows(context.schema, ranges, scan) for scan in group]
-            more = sure.count(None)
-            if scans and (unsure + more > files or (needed is not None and rows >= needed)):
+            is_filled = needed is not None and rows >= needed
+            if scans and (is_filled or (not is_sure and len(scans) + len(group) > files)):
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
                 if found is not None:
                     return found
                 files *= MORE_FILES
-            rows, unsure = rows + sum(filter(None, sure)), unsure + more
+            sure = [None if needed is None else sure_rows(context.schema, ranges, scan) for scan in group]
+            rows, is_sure = rows + sum(filter(None, sure)), is_sure and None not in sure
             scans += group
             _check_size({name: scans})
         return self._first_of(name, scans, enough) or self._on({name: scans})
