@@ -197,7 +197,7 @@ def test_a_null_in_a_row_comparison_is_above_all_values(lake: Instance) -> None:
         ("from t join u on t.k = u.k where u.k = 5", "t k=5 | u k=5"),
         ("from t join u on t.s = u.s where u.k = 5", "t | u k=5"),
         ("from t join u on t.v = u.v where u.v = 5", "t | u"),
-        ("from t where exists (from u where u.k = t.k and u.k < 5)", "t k[-2147483648,5) | u k[-2147483648,5)"),
+        ("from t where exists (from u where u.k = t.k and u.k in (2, 5))", "t k=2+=5 | u k=2+=5"),
         ("from t, lateral (select u.s from u where u.k = t.k) where t.k = 5", "t k=5 | u k=5"),
         ("with a as materialized (from u) from t join a using (k) where a.k = 5", "t k=5 | u k=5"),
     ],
