@@ -31,7 +31,7 @@ from dormouse.reading.sql.damage import check_after
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.explanations import explanation, with_nulls, without_files
 from dormouse.reading.sql.firsts import Enough, KnownRows, first_files, has_all_rows, known_rows, sure_rows
-from dormouse.reading.sql.joined import VALUES_MAX, Source, smallest_source
+from dormouse.reading.sql.joined import VALUES_MAX, Joined, Source, smallest_source
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.named import Named, alone, meant
 from dormouse.reading.sql.parsed import Parsed
@@ -165,12 +165,16 @@ class _Statement:
             self.whole = self.wanted, self.text
             self.planned: Reads | None = None
             if question is None and self.wanted.ranges:
-                interruptible_call(lambda: self._evaluate(found, schemas), interruption.set)
-            if question is None and self.wanted.joined is not None:
-                interruptible_call(lambda: self._follow(schemas), interruption.set)
+                interruptible_call(lambda: self._narrow(found, schemas), interruption.set)
         except BaseException:
             session.close()
             raise
+
+    def _narrow(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
+        """Evaluates small parts of the statement first, if their values restrict row keys."""
+        self._evaluate(statement, schemas)
+        if self.wanted.joined is not None:
+            self._follow(schemas, self.wanted.joined)
 
     def _evaluate(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
         """Replaces subqueries by their values, if these may restrict row keys."""
@@ -234,13 +238,12 @@ class _Statement:
             return None if values is None else Evaluated(values, wanted, reads, known)
         return None
 
-    def _follow(self, schemas: Mapping[str, Schema]) -> None:
+    def _follow(self, schemas: Mapping[str, Schema], joined: Joined) -> None:
         """Evaluates columns of small tables, if their values may restrict the keys of a larger one."""
-        joined, before = self.wanted.joined, self.wanted
-        tried: set[str] = set()
+        before, tried = self.wanted, set[str]()
         with suppress(InvalidQuery, FileGone), self.moments.kept():
             [reads] = self._planned([before.ranges], FILES_MAX)
-            while joined is not None and len(tried) < SUBQUERIES_MAX:
+            while len(tried) < SUBQUERIES_MAX:
                 source = smallest_source(joined, schemas, reads, tried)
                 if source is None:
                     break
