@@ -276,7 +276,7 @@ class KnownRows:
     rows: int = 0
     """The number of rows of the files that need not be read."""
     keys: tuple[bytes, ...] = ()
-    """Of these, the smallest and the largest row key."""
+    """The smallest and the largest row key of these files."""
 
     @staticmethod
     def of(schema: Schema, ranges: KeyRanges, ends: Ends, scans: Iterable[Scan]) -> KnownRows:

@@ -22,7 +22,7 @@ _PARTS = ("%Y", "%m", "%d", "%H", "%M", "%S")
 _MONTHS = {"month": 1, "quarter": 3}
 """The functions that return a part of a year, each with its number of months."""
 _YEARS = range(1900, 2101)
-"""The years whose months are told apart. Earlier and later times count as wanted."""
+"""The years with ranges for single months. Earlier and later times count as wanted."""
 
 
 def text_of_time(expression: Node) -> tuple[Node, Callable[[KeyValue], str]] | None:
