@@ -25,7 +25,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.reading.planner import PlanSummary
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import Engine, Sessions
-from dormouse.reading.sql.statements import Named
+from dormouse.reading.sql.named import Named
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts

@@ -28,10 +28,13 @@ from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer
 from tests.sql_values import KEYS, POOLS, TYPES, VALUES, Statement
 from tests.support.api import Instance
-from tests.support.model import DOUBLE, Field, Schema, TableProperties
+from tests.support.model import DOUBLE, Field, Range, Schema, TableProperties
 from tests.support.reading import arrow_schema
 
 Row: TypeAlias = dict[str, Any]
+EMPTY = "f"
+"""The table that gets no rows."""
+MARKS = "is_gone"
 AGE = timedelta(days=3_650)
 STEPS = 16
 """The number of steps in a round."""
@@ -67,29 +70,60 @@ class Compact:
     table: str
 
 
-Step: TypeAlias = Create | Ingest | Split | Compact
+@dataclass(frozen=True)
+class Delete:
+    """A deletion of the rows whose key has one of some values, or a value in a range."""
+
+    table: str
+    key: str
+    where: Sequence[Any] | Range
+
+
+@dataclass(frozen=True)
+class DeleteKeys:
+    """A load of marks that delete the keys of rows from a keyed table."""
+
+    table: str
+    rows: Sequence[Row]
+
+
+Step: TypeAlias = Create | Ingest | Split | Compact | Delete | DeleteKeys
 History: TypeAlias = Sequence[Step]
 
 
 def creations(random: Random) -> list[Create]:
-    """Returns definitions of tables: plain ones, one that aggregates rows, and one that filters rows
-    by age.
+    """Returns definitions of tables: plain ones, one that aggregates rows, one that filters rows by age, one
+    that keeps the newest row of each key, and one that stays empty.
     """
+    keyed = _schema(random)
     return [
         Create("a", _schema(random), {}),
         Create("b", _schema(random), {"ingest_file_writing": "one_reference_per_leaf"}),
         _aggregated(_schema(random)),
         Create("d", _schema(random), {"filter": f"age_off(at, {AGE // timedelta(milliseconds=1)})"}),
+        Create("e", Schema(keyed.row_keys, [], keyed.values), {"keep": "newest_row"}),
+        Create(EMPTY, _schema(random), {}),
     ]
 
 
 def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:
     """Yields random steps without end."""
     while True:
-        one = random.choice(made)
+        one = random.choice([table for table in made if table.table != EMPTY])
         rows = [row(random, one) for _ in range(random.choice((1, 4, 15)))]
-        kinds = (Ingest(one.table, rows), Split(one.table, 4), Compact(one.table))
-        yield from random.choices(kinds, (5, 4, 1))
+        kinds = [Ingest(one.table, rows), Split(one.table, 4), Compact(one.table), _deletion(random, one)]
+        if "keep" in one.properties:
+            kinds[-1] = DeleteKeys(one.table, rows[:4])
+        yield from random.choices(kinds, (10, 8, 2, 3))
+
+
+def _deletion(random: Random, made: Create) -> Delete:
+    key = random.choice(made.schema.row_keys)
+    some = sorted(random.sample(POOLS[key.type], 2))
+    where = random.choice(
+        (some[:1], some, Range(*some), Range(some[0], max_inclusive=True), Range(max=some[1]))
+    )
+    return Delete(made.table, key.name, where)
 
 
 def row(random: Random, made: Create) -> Row:
@@ -148,6 +182,11 @@ def _of_known(function: Callable[[list[Any]], Any], values: Sequence[Any]) -> An
     return function(known) if known else None
 
 
+def _matches(row: Row, step: Delete) -> bool:
+    value = row[step.key]
+    return step.where.contains(value) if isinstance(step.where, Range) else value in step.where
+
+
 def _place(value: Any) -> tuple[bool, Any]:
     return value != value, value
 
@@ -164,6 +203,8 @@ class Lake:
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
+        self.as_of: datetime | None = None
+        """The moment at which statements read the tables; None for the present."""
         self._created: dict[str, Create] = {}
         self._rows: dict[str, list[Row]] = {}
         for table in instance.tables():
@@ -180,6 +221,15 @@ class Lake:
         if isinstance(step, Ingest):
             table.ingest(self._arrow(step.table, step.rows), engine="local")
             self._rows[step.table] += step.rows
+        elif isinstance(step, Delete):
+            table.delete({step.key: step.where if isinstance(step.where, Range) else [*step.where]})
+            self._rows[step.table] = [row for row in self._rows[step.table] if not _matches(row, step)]
+        elif isinstance(step, DeleteKeys):
+            marks = pa.array([True] * len(step.rows))
+            table.upsert(
+                self._arrow(step.table, step.rows).append_column(MARKS, marks), MARKS, engine="local"
+            )
+            self._rows[step.table] += [one | {MARKS: True} for one in step.rows]
         elif isinstance(step, Split):
             table.set_properties(split_threshold_rows=step.threshold)
             table.split()
@@ -192,13 +242,17 @@ class Lake:
         return {name: self._arrow(name, self._expected(name)) for name in self._rows}
 
     def answer(self, statement: Statement) -> pa.Table:
-        return self._instance.sql(statement.text, statement.parameters).read_all()
+        answer = self._instance.sql(statement.text, statement.parameters, as_of=self.as_of)
+        return answer.read_all()
 
     def _expected(self, table: str) -> list[Row]:
         created, rows = self._created[table], self._rows[table]
         if "filter" in created.properties:
             oldest = datetime.now(UTC) - AGE
             rows = [one for one in rows if one["at"] is None or one["at"] > oldest]
+        if "keep" in created.properties:
+            newest = {tuple(one[name] for name in created.schema.key_names): one for one in rows}
+            rows = [one for one in newest.values() if MARKS not in one]
         aggregate = created.properties.get("aggregate")
         return merged(created.schema, aggregate, rows) if aggregate else rows
 
@@ -232,7 +286,8 @@ class Fuzz:
         history: list[Step] = []
         todo = chain(made, steps(random, made))
         writer = Writer(random, {one.table: {f.name: f.type for f in one.schema.fields} for one in made})
-        for _ in range(rounds):
+        for number in range(rounds):
+            before, tables = datetime.now(UTC), lake.tables()
             for step in islice(todo, STEPS):
                 history.append(step)
                 try:
@@ -246,7 +301,22 @@ class Fuzz:
                 tally.asked += 1
                 tally.refused += verdict.refused
                 tally.by_postgres += verdict.by_postgres
+            if number:
+                self._ask_at(lake, before, tables, [writer.statement() for _ in range(statements // 4)])
         return tally
+
+    def _ask_at(
+        self, lake: Lake, moment: datetime, tables: Mapping[str, pa.Table], statements: Sequence[Statement]
+    ) -> None:
+        """Checks statements over the tables as they were at a moment."""
+        self._judges.learn(tables)
+        lake.as_of = moment
+        try:
+            for statement in statements:
+                verdict = self._judges.verdict(_answer(lake, statement), statement)
+                assert not verdict.wrong, f"{statement} at an earlier moment: {verdict.wrong}"
+        finally:
+            lake.as_of = None
 
     def ask(self, lake: Lake, history: History, statement: Statement) -> Verdict:
         """Checks one statement after a history; raises an AssertionError like that of `run`."""
@@ -323,9 +393,10 @@ def script(history: History, statement: Statement, wrong: str) -> str:
 import datetime
 from math import inf, nan
 
+from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import *
-from tests.sql_fuzz import Compact, Create, Ingest, Split, reproduce
+from tests.sql_fuzz import Compact, Create, Delete, DeleteKeys, Ingest, Split, reproduce
 from tests.sql_values import Statement
 
 reproduce([

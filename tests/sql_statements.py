@@ -47,6 +47,8 @@ class Writer:
             self._plain,
             self._grouped,
             self._grouped,
+            self._ends,
+            self._few,
             self._windowed,
             self._together,
             self._with,
@@ -89,14 +91,71 @@ class Writer:
         return self._select(items, source, scope), len(items)
 
     def _first_rows(self) -> str:
-        """Returns a query of a table's first rows, ordered by its columns. The columns begin with the row
-        keys.
+        """Returns a query of a table's first or last rows, ordered by its columns. The columns begin with the
+        row keys.
         """
         table, alias = self._table(), self._alias()
         names = [f"{alias}.{quoted(name)}" for name in self._columns(self._tables[table], ORDERED)]
-        where = self._where(({alias: self._tables[table]},))
-        listed = ", ".join(names)
-        return f"select {listed} from {table} as {alias}{where} order by {listed}{self._limit()}"
+        where = self._pick((self._of_key(alias, table), self._where(({alias: self._tables[table]},))))
+        listed, direction = ", ".join(names), self._pick(("", "", " desc nulls last"))
+        by = ", ".join(name + direction for name in names)
+        return f"select {listed} from {table} as {alias}{where} order by {by}{self._limit()}"
+
+    def _of_key(self, alias: str, table: str) -> str:
+        """Returns no condition, or one on the first row key, which the facts about files may decide."""
+        (name, kind), *_ = self._tables[table].items()
+        key = f"{alias}.{quoted(name)}"
+        one, other = self._literal(kind), self._literal(kind)
+        return self._pick(
+            (
+                "",
+                f" where {key} {self._pick(('<', '<=', '>', '>=', '='))} {one}",
+                f" where {key} >= {one} and {key} < {other}",
+            )
+        )
+
+    def _ends(self, scope: Scope) -> tuple[str, int]:
+        """Returns a query of the number of rows, and of the smallest and the largest first row key."""
+        table, alias = self._table(), self._alias()
+        name, kind = next(iter(self._tables[table].items()))
+        inner, key = (*scope, {alias: self._tables[table]}), f"{alias}.{quoted(name)}"
+        items = [f"min({key})", f"max({key})", "count(*)", f"count({key})"]
+        if self._chance(0.3):
+            items += [f"coalesce(max({key}), {self._literal(kind)})", f"min({key}) = {self._literal(kind)}"]
+            items += [f"max({key}) filter (where {self._condition(inner, 1)})", "count(*) > 3"]
+        some = [self._pick(items) for _ in range(self._random.choice((1, 1, 2, 3)))]
+        where = self._of_key(alias, table) if self._chance(0.7) else self._where(inner)
+        listed = ", ".join(f"{item} as c{n}" for n, item in enumerate(some, 1))
+        return f"select {listed} from {quoted(table)} as {alias}{where}", len(some)
+
+    def _few(self, scope: Scope) -> tuple[str, int]:
+        """Returns a query of the rows whose first row key is among the values of another column."""
+        table, alias = self._table(), self._alias()
+        name, kind = next(iter(self._tables[table].items()))
+        both = [(one, c) for one, columns in self._tables.items() for c, k in columns.items() if k == kind]
+        (other, column), them = self._pick(both), self._alias()
+        inner = (*scope, {them: self._tables[other]})
+        key, where = f"{alias}.{quoted(name)}", self._condition(inner, 1)
+        value = f"{them}.{quoted(column)}"
+        of = f"{quoted(other)} as {them}"
+        text = self._pick(
+            (
+                "from {table} where {key} in (select {value} from {of} where {where})",
+                "from {table} where {key} = any (select {value} from {of} where {where})",
+                "from {table} where exists (select 1 from {of} where {value} = {key} and {where})",
+                "from {table} join {of} on {value} = {key} where {where}",
+                "from {table} left join {of} on {value} = {key} where {where}",
+                "from {of} left join {table} on {value} = {key} where {where}",
+                "from {of} left join {table} on {value} = {key} and {where}",
+                "from {table} join (select distinct {value} d from {of} where {where}) as q on q.d = {key}",
+                "from {table} where {key} = (select max({value}) from {of} where {where})",
+                "from {table} where {key} >= (select min({value}) from {of} where {where})",
+                "from {table} where not exists (select 1 from {of} where {value} = {key} and {where})",
+                "from {of}, lateral (select * from {table} where {key} = {value}) as {alias} where {where}",
+            )
+        ).format(table=f"{quoted(table)} as {alias}", key=key, value=value, of=of, where=where, alias=alias)
+        names = [f"{alias}.{quoted(name)}" for name in self._columns(self._tables[table], ORDERED)]
+        return f"select {', '.join(names)} {text}", len(names)
 
     def _select(self, items: Sequence[str], source: str, scope: Scope) -> str:
         distinct = "distinct " if self._chance(0.15) else ""

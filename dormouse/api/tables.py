@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dormouse.model.types import Parameters
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Engine, Sessions
-    from dormouse.reading.sql.statements import Named
+    from dormouse.reading.sql.named import Named
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
 
@@ -320,7 +320,7 @@ class Tables:
         return Engine(self.objects, cursors_kept=CURSORS_KEPT)
 
     def _named(self, verify: bool = False) -> Named:
-        from dormouse.reading.sql.statements import Named
+        from dormouse.reading.sql.named import Named
 
         def like(names: Iterable[str]) -> dict[str, TableContext]:
             listed = list(names)

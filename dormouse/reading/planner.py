@@ -122,6 +122,7 @@ class PlannedReference(NamedTuple):
     max_key: bytes | None = None
     deletions_till: int = 0
     deletions_left: Sequence[int] | None = None
+    row_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,10 @@ class Scan:
 
     `partition_id` is a partition that refers to the file. `byte_count` is the file's size, None or 0 if not
     known. Rows that match one of `deletions` are left out. Deletions up to the number `deletions_till` are
-    known to match rows of this file. The file's keys lie from `min_key` to `max_key`, if known. The rows in
-    `gone` are left out too; only some readers take such scans (see `row_numbers.Finder`).
+    known to match rows of this file. The file's smallest and largest keys are `min_key` and `max_key`, if
+    known. `row_count` is the number of the file's rows if all of them belong to the table, as they lie in one
+    partition and no deletion may match them. Otherwise it is None, and if it is not known. The rows in `gone`
+    are left out too; only some readers take such scans (see `row_numbers.Finder`).
     """
 
     filename: str
@@ -143,6 +146,7 @@ class Scan:
     min_key: bytes | None = field(default=None, compare=False, repr=False)
     max_key: bytes | None = field(default=None, compare=False, repr=False)
     gone: GoneRows | None = field(default=None, compare=False, repr=False)
+    row_count: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def schema_version(self) -> int:
@@ -261,12 +265,15 @@ def whole_page(tree: PartitionTree, ranges: KeyRanges, *, in_key_order: bool = T
     return Page(tree, {node: wanted for node, wanted, _ in _walk(tree, ranges)}, in_key_order=in_key_order)
 
 
-def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
-    """Returns a page of about the first `leaves_max` leaves in key order.
+def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int, *, descending: bool = False) -> Page:
+    """Returns a page of about the first `leaves_max` leaves in key order, or the last ones if `descending`.
 
-    The page ends at a split on the first row key, so its rows sort before all rows of the rest.
+    The page ends at a split on the first row key, so its rows sort before all rows of the rest, or after
+    them.
     """
     first = tree.schema.row_keys[0].name
+    if descending:
+        return _last_page(tree, ranges, leaves_max, first)
     # leaves that were split on a later key may begin before the page does
     leaves, reached = 0, ranges.enclosing(first).min
     found: dict[int, KeyRanges] = {}
@@ -278,6 +285,24 @@ def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
         found[node] = wanted
         if tree.children(node) is None:
             leaves, reached = leaves + 1, start if is_further else reached
+    return Page(tree, found)
+
+
+def _last_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int, first: str) -> Page:
+    leaves = 0
+    # a leaf that was split on a later key may begin before leaves that come after it
+    reached: KeyValue | None = None
+    found: dict[int, KeyRanges] = {}
+    for node, wanted, start in _walk(tree, ranges, descending=True):
+        is_further = reached is not None and (start is None or compare(start, reached) < 0)
+        if leaves >= leaves_max and is_further:
+            page = whole_page(tree, ranges.clipped(first, Range(min=reached)))
+            return replace(page, rest=ranges.clipped(first, Range(max=reached)))
+        found[node] = wanted
+        if tree.children(node) is None:
+            leaves += 1
+            if start is not None and (reached is None or is_further):
+                reached = start
     return Page(tree, found)
 
 
@@ -298,7 +323,9 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
         gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
         for group, scan in planner.scans(found):
             scans[group].append(
-                replace(scan, deletions=gone, deletions_till=file.deletions_till) if gone else scan
+                replace(scan, deletions=gone, deletions_till=file.deletions_till, row_count=None)
+                if gone
+                else scan
             )
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
@@ -364,7 +391,7 @@ class _Planner:
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
         if own is not None:  # the case of nearly all files
             is_held = not own.wanted or self._may_hold(file, own.leaf)
-            return [(own.group, _scan(file, own.slices))] if is_held else []
+            return [(own.group, _scan(file, own.slices, file.row_count))] if is_held else []
         return list(self._scattered(references))
 
     def reaches_beyond(self, file: PlannedReference) -> bool:
@@ -446,7 +473,7 @@ class _Planner:
         return may_hold(schema, file.min_key, file.max_key, wanted, corners)
 
 
-def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
+def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...], row_count: int | None = None) -> Scan:
     return Scan(
         file.filename,
         slices,
@@ -454,11 +481,16 @@ def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
         file.byte_count,
         min_key=file.min_key,
         max_key=file.max_key,
+        row_count=row_count,
     )
 
 
-def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
+def _walk(
+    tree: PartitionTree, ranges: KeyRanges, *, descending: bool = False
+) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
     """Yields the partitions that can hold wanted rows: parents before children, left before right.
+
+    With `descending`, right ones come before left ones.
 
     Each item has the partition, its wanted keys, and the value of the first row key at which it begins. The
     value is None if no split on the first row key bounds the partition below.
@@ -478,10 +510,11 @@ def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRang
         if children is not None:
             split = tree.split_of(node)
             below, above = wanted.parted(split.field, split.point)
-            if above is not None:
-                stack.append((children[1], above, split.point if split.field == first else start))
-            if below is not None:
-                stack.append((children[0], below, start))
+            parts = [
+                (children[1], above, split.point if split.field == first else start),
+                (children[0], below, start),
+            ]
+            stack += [(child, part, at) for child, part, at in parts[:: -1 if descending else 1] if part]
 
 
 def _upwards(tree: PartitionTree, node: int) -> Iterator[int]:

@@ -115,8 +115,13 @@ def plan_query(
     filtered_again: bool = False,
     begun: bool = False,
     at: Position | None = None,
+    descending: bool = False,
+    leaves_max: int | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
+
+    The first page has about `leaves_max` leaves, by default PAGE_LEAVES. With `descending`, the last groups
+    come first.
 
     The whole plan has the rows of the moment at which it began, or of the position `at`. Files may be
     collected meanwhile: once half of the table's `gc_delay_seconds` has passed, the remaining pages are
@@ -132,8 +137,11 @@ def plan_query(
     - `QueryOvertaken` when a query plans again and the rows changed or a column was dropped,
     - `FileGone` from the iterator.
     """
-    view = _View(context, filtered_again=filtered_again, begun=begun, at=at, moment=moment)
-    first = view.first(ranges, PAGE_LEAVES)
+    view = _View(
+        context, filtered_again=filtered_again, begun=begun, at=at, moment=moment, descending=descending
+    )
+    leaves_max = leaves_max or PAGE_LEAVES
+    first = view.first(ranges, leaves_max)
     if moment is not None and at is None:
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
             raise QueryOvertaken(
@@ -142,7 +150,8 @@ def plan_query(
                 "property gc_delay_seconds"
             )
         moment.snapshot = moment.snapshot or first.snapshot
-    return (group for planned in view.pages(first) for group in planned.plan.groups)
+    step = -1 if descending else 1
+    return (group for planned in view.pages(first, leaves_max) for group in planned.plan.groups[::step])
 
 
 def differing_groups(
@@ -289,8 +298,10 @@ class _View:
         begun: bool = False,
         at: Position | None = None,
         moment: Moment | None = None,
+        descending: bool = False,
     ) -> None:
         self._context = context
+        self._descending = descending
         self._moment = moment
         self._at = at
         self._filtered_again = filtered_again
@@ -453,7 +464,7 @@ class _View:
         if leaves_max is None:
             page = whole_page(tree, ranges, in_key_order=False)
         else:
-            page = first_page(tree, ranges, leaves_max)
+            page = first_page(tree, ranges, leaves_max, descending=self._descending)
         # a leaf may reach beyond the page, whose end a reader that filters again does not know
         is_whole = page.rest is None and not self._is_further
         return replace(page, filtered_again=self._filtered_again and is_whole)

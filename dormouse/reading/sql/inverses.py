@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 from dormouse.model.region import number_of_value
+from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
 from dormouse.reading.sql.constants import WHOLE, ZONED, Interval, Node, Time, constant
 
 Number: TypeAlias = int | Fraction
@@ -51,6 +52,13 @@ _DIFFERENCES = {("DATE", "BIGINT"), *((kind, "INTERVAL") for kind in _MOMENTS)}
 _FACTOR_MAX = 1 << 64
 STEPS_MAX = 8
 """The most functions that are inverted one after another, so that no product of factors overflows."""
+LIMITS = {
+    INT: (-(1 << 31), (1 << 31) - 1),
+    LONG: (-(1 << 63), (1 << 63) - 1),
+    DATE: tuple(map(number_of_value, (date.min, date.max))),
+    TIMESTAMP: tuple(number_of_value(end.replace(tzinfo=UTC)) for end in (datetime.min, datetime.max)),
+}
+"""The smallest and the largest key of each type, as `number_of_value` returns them."""
 _INFINITE = {"DATE": (1 << 31) - 1, **dict.fromkeys(_MOMENTS, (1 << 63) - 1)}
 
 
@@ -292,13 +300,13 @@ def _year(argument: Node, span: Span) -> Step:
     unit = _UNITS.get(type_of(argument))
     if unit is None:
         return None
-    low = None if span.low is None or span.low < _YEARS.start else _first_day(math.ceil(span.low))
-    high = None if span.high is None or span.high not in _YEARS else _first_day(math.floor(span.high) + 1)
+    low = None if span.low is None or span.low < _YEARS.start else first_day(math.ceil(span.low))
+    high = None if span.high is None or span.high not in _YEARS else first_day(math.floor(span.high) + 1)
     days = Span(low, high)
     return argument, days.by(lambda start: start * DAY // unit, lambda end: end * DAY // unit - 1)
 
 
-def _first_day(year: int) -> int:
+def first_day(year: int) -> int:
     """Returns the first day of a year from 1 on, also of years after 9999, in days since 1970."""
     before = year - 1
     days = 365 * before + before // 4 - before // 100 + before // 400

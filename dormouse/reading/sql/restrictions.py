@@ -7,11 +7,11 @@ and DuckDB filters the rows again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from fractions import Fraction
 from functools import reduce
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 from dormouse.errors import InvalidKey
@@ -20,14 +20,14 @@ from dormouse.model.region import (
     Range,
     check_key,
     min_value,
-    number_of_value,
     united,
     value_of_number,
 )
 from dormouse.model.schema import Field
-from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP
+from dormouse.model.types import INT, LONG, STRING
 from dormouse.reading.sql.constants import UNKNOWN, WHOLE, Node, constant, value_of
-from dormouse.reading.sql.inverses import column_of, compared
+from dormouse.reading.sql.inverses import LIMITS, Span, column_of, compared
+from dormouse.reading.sql.time_parts import span_of_text, spans_of_part, text_of_time
 
 _EXACT_BELOW = {"DOUBLE": 1 << 53, "FLOAT": 1 << 24}
 """The number below which a type represents each whole number exactly, so that a cast keeps a key's value."""
@@ -43,30 +43,28 @@ _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LISTS = {"list_contains", "list_has", "array_contains", "array_has", "contains"}
 _PREFIXES = {"prefix": "", "starts_with": "", "^@": "", "~~": "%_\\", "like_escape": "%_\\", "~~~": "*?[\\"}
 """Functions of a text and a pattern, each with the characters that end a pattern's literal prefix."""
-_LIMITS = {
-    INT: (-(1 << 31), (1 << 31) - 1),
-    LONG: (-(1 << 63), (1 << 63) - 1),
-    DATE: tuple(map(number_of_value, (date.min, date.max))),
-    TIMESTAMP: tuple(number_of_value(end.replace(tzinfo=UTC)) for end in (datetime.min, datetime.max)),
-}
-"""The smallest and the largest key of each type, as `number_of_value` returns them."""
 _CODE_POINT_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A row key in one scan of a plan. The same row key of another scan is another `Key`."""
+    """A row key, or another column of a type of keys, in one scan of a plan.
+
+    The same column of another scan is another `Key`.
+    """
 
     name: str
-    """The key's name in the plan, unique among all scans."""
+    """The column's name in the plan, unique among all scans."""
     field: Field
     is_copy: bool = False
     """True if the key is a copy of another column, so that conditions on the copy do not restrict it."""
+    is_row_key: bool = True
+    """False for other columns, which may be null, or have a time that no key can have."""
 
 
 Known = Sequence[Key | None]
-"""The columns of a plan's node: a row key for each, None for a column that is no row key."""
+"""The columns of a plan's node: a column of a scan for each, None for a column that is computed."""
 Columns = Known | None
 """The columns of a plan's node; None if not even their number is known."""
 
@@ -109,6 +107,16 @@ def met_by_column(filter_: Node, key: Key) -> KeyRanges:  # noqa: PLR0911 one a 
         case {"filter_type": "EXPRESSION_FILTER", "expr": condition}:
             return met(condition, [key])
     return KeyRanges()
+
+
+def is_exact(filter_: Node, key: Key) -> bool:
+    """Returns whether exactly the values in the ranges of `met_by_column` meet a filter."""
+    match filter_:
+        case {"filter_type": "CONJUNCTION_AND", "child_filters": parts}:
+            return all(is_exact(part, key) for part in parts)
+        case {"filter_type": "CONSTANT_COMPARISON", "comparison_type": kind, "constant": {"is_null": False}}:
+            return kind in _OPERATORS and key.name in met_by_column(filter_, key)
+    return False
 
 
 def key_of(expression: Node, columns: Columns) -> tuple[Key, str | None] | None:
@@ -163,16 +171,23 @@ def _function(name: str, first: Node, others: Sequence[Node], columns: Columns) 
     values = [constant(other) for other in others]
     if name in _PREFIXES and all(isinstance(value, str) for value in values) and len(values) <= 2:
         found = key_of(first, columns)
+        prefix = _prefix(values[0], _PREFIXES[name] + "".join(values[1:]))
         if found is not None and found[0].field.type == STRING:
-            return _beginning(found[0], values[0], _PREFIXES[name] + "".join(values[1:]))
+            return _beginning(found[0], prefix)
+        if found is None and prefix:
+            after = after_prefix(prefix)
+            return _with_text(first, (prefix, True), None if after is None else (after, False), columns)
     if name in _LISTS and len(others) == 1 and isinstance(items := constant(first), list):
         return _among(others[0], items, columns)
     return KeyRanges()
 
 
-def _beginning(key: Key, pattern: str, wildcards: str) -> KeyRanges:
+def _prefix(pattern: str, wildcards: str) -> str:
     ends = (n for n, character in enumerate(pattern) if character in wildcards)
-    prefix = pattern[: next(ends, len(pattern))]
+    return pattern[: next(ends, len(pattern))]
+
+
+def _beginning(key: Key, prefix: str) -> KeyRanges:
     if not prefix or key.is_copy:
         return KeyRanges()
     return KeyRanges({key.name: [Range(prefix, after_prefix(prefix))]})
@@ -211,6 +226,10 @@ def _compared(left: Node, operator: str, value: Any, columns: Columns) -> KeyRan
             if isinstance(value, tuple) and len(value) == len(parts):
                 return _together(parts, operator, value, columns)
             return KeyRanges()
+        case {"type": "OPERATOR_COALESCE", "children": [first, *_]}:
+            found = key_of(first, columns)
+            is_first = found is not None and found[0].is_row_key
+            return _compared(first, operator, value, columns) if is_first else KeyRanges()
     found = key_of(left, columns)
     if found is None:
         return _inverted(left, operator, value, columns)
@@ -219,13 +238,41 @@ def _compared(left: Node, operator: str, value: Any, columns: Columns) -> KeyRan
 
 def _inverted(left: Node, operator: str, value: Any, columns: Columns) -> KeyRanges:
     """Returns ranges for a comparison of a function of a key."""
+    if isinstance(value, str):
+        low, high = (value, operator != ">"), (value, operator != "<")
+        return _with_text(
+            left, None if operator[0] == "<" else low, None if operator[0] == ">" else high, columns
+        )
+    if isinstance(value, int) and (parts := spans_of_part(left, lambda n: _HOLDS[operator](n, value))):
+        return united([_within(parts[0], span, columns) for span in parts[1]])
     span = compared(left, operator, value)
-    step = None if span is None else column_of(left, span)
+    return KeyRanges() if span is None else _within(left, span, columns)
+
+
+_HOLDS: Mapping[str, Callable[[int, int], bool]] = {
+    "=": eq, "<": lt, "<=": le, ">": gt, ">=": ge,
+}  # fmt: skip
+
+
+def _with_text(
+    expression: Node, low: tuple[str, bool] | None, high: tuple[str, bool] | None, columns: Columns
+) -> KeyRanges:
+    """Returns ranges of a key whose text lies between two ends, each a text and whether it is included."""
+    found = text_of_time(expression)
+    if found is None:
+        return KeyRanges()
+    time, text = found
+    return _within(time, span_of_text(time, text, low, high), columns, row_keys_only=True)
+
+
+def _within(left: Node, span: Span, columns: Columns, *, row_keys_only: bool = False) -> KeyRanges:
+    """Returns ranges of the key in an expression that has a value in a span."""
+    step = column_of(left, span)
     found = None if step is None else key_of(step[0], columns)
-    if step is None or found is None or found[0].is_copy:
+    if step is None or found is None or found[0].is_copy or (row_keys_only and not found[0].is_row_key):
         return KeyRanges()
     key, (_, span) = found[0], step
-    smallest, largest = _LIMITS.get(key.field.type, (0, -1))
+    smallest, largest = LIMITS.get(key.field.type, (0, -1))
     low = smallest if span.low is None else max(smallest, math.ceil(span.low))
     high = largest if span.high is None else min(largest, math.floor(span.high))
     if smallest > largest or (low, high) == (smallest, largest):
@@ -253,10 +300,11 @@ def _together(parts: Sequence[Node], operator: str, values: tuple[Any, ...], col
     """
     if operator != "=":
         parts, operator = parts[:1], f"{operator[0]}="
-    # within a row comparison, null equals null
+    # within a row comparison, null equals null, and is above all values
     found = [
         _compared(part, operator, UNKNOWN if value is None else value, columns)
         for part, value in zip(parts, values, strict=False)
+        if operator == "=" or ((key := key_of(part, columns)) and not key[0].field.nullable)
     ]
     return reduce(KeyRanges.intersect, found, KeyRanges())
 

@@ -1,20 +1,29 @@
-"""The tables that a plan, serialized by DuckDB as JSON, scans, and the ranges of keys that it needs."""
+"""The tables that a plan, serialized by DuckDB as JSON, scans, and the ranges of columns that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from dormouse.model.region import KeyRanges, Range, united
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, INT, LONG, STRING
+from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.sql.constants import Node, constant
-from dormouse.reading.sql.restrictions import Columns, Key, Known, is_whole, key_of, met, met_by_column
+from dormouse.reading.sql.joined import Joined
+from dormouse.reading.sql.restrictions import (
+    Columns,
+    Key,
+    Known,
+    is_exact,
+    is_whole,
+    key_of,
+    met,
+    met_by_column,
+)
 
-ROUNDS_MAX = 10
-"""The most rounds in which ranges pass from key to key. After each round all ranges are valid."""
-_INTS = Range(-(1 << 31), (1 << 31) - 1, max_inclusive=True)
+KEY_TYPES = {INT, LONG, STRING, BYTES, TIMESTAMP, DATE}
+"""The types of columns whose ranges are known."""
 _LONGS = Range(-(1 << 63), (1 << 63) - 1, max_inclusive=True)
 _OUTPUTS: Mapping[str, Callable[[Known, Known], Known]] = {
     # the columns of a side are unknown where the join fills it with nulls
@@ -34,69 +43,20 @@ _RIGHT_BY_LEFT = {"INNER", "SEMI", "ANTI", "LEFT", "SINGLE"}
 _COMPUTED_AGAIN = {"LOGICAL_MATERIALIZED_CTE", "LOGICAL_RECURSIVE_CTE", "LOGICAL_CTE_REF"}
 
 
-@dataclass(frozen=True, slots=True)
-class Enough:
-    """The number of result rows, including those skipped by OFFSET, after which a result is complete."""
-
-    rows: int
-    in_key_order: bool
-    """True if these must be the first rows in the order of the row keys."""
-
-
-def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
-    """Returns the limit of a plan of one scan; None if a row may come from several rows of the table."""
-    plan = _below(plan, "LOGICAL_PROJECTION")
-    limit = plan.get("limit_val", {})
-    if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
-        return None
-    rows = int(limit["constant_integer"])
-    below = _below(plan["children"][0], "LOGICAL_PROJECTION")
-    if below["type"] == "LOGICAL_ORDER_BY":
-        [sorted_rows] = below["children"]
-        is_whole = _is_scan(_below(sorted_rows, "LOGICAL_PROJECTION", "LOGICAL_FILTER"))
-        return Enough(rows, True) if is_whole and _is_in_key_order(below, schemas) else None
-    is_whole = _is_scan(_below(below, "LOGICAL_PROJECTION", "LOGICAL_FILTER", "LOGICAL_LIMIT"))
-    return Enough(rows, False) if is_whole else None
-
-
-def _below(plan: Node, *kinds: str) -> Node:
-    while plan["type"] in kinds:
-        [plan] = plan["children"]
-    return plan
-
-
-def _is_scan(plan: Node) -> bool:
-    return plan["type"] == "LOGICAL_GET" and not plan.get("children")
-
-
-def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
-    """Returns whether rows are sorted by the first row keys, and by other columns only after all keys."""
-    [child] = order["children"]
-    scans = Scans(schemas)
-    columns = scans.read(child)
-    terms = [
-        key.field.name if (key := _plain(one["expression"], columns)) and one["type"] == "ASCENDING" else None
-        for one in order["orders"]
-    ]
-    keys = [name for table in scans.tables for name in schemas[table].row_key_names]
-    return terms[: len(keys)] == keys[: len(terms)]
-
-
 class Scans:
-    """The scans of one plan, and the ranges of keys that each needs.
-
-    Rows outside a scan's ranges do not change the result. So the ranges of one scan may restrict another that
-    is joined with it.
-    """
+    """The scans of one plan, with what its conditions and joins tell about their columns."""
 
     def __init__(self, schemas: Mapping[str, Schema]) -> None:
         self._schemas = schemas
         self._ranges = KeyRanges()
         self._tables: list[str] = []
         self._constants = 0
-        self._passed: list[tuple[Key, Key]] = []
+        self._passed: list[tuple[str, str]] = []
         self._correlated: list[Known] = []
+        self._expressions: dict[int, Columns] = {}
         self._again = False
+        self.is_exact = True
+        """True if no condition but the needed ranges selects rows of the scans."""
 
     @property
     def tables(self) -> Sequence[str]:
@@ -108,27 +68,10 @@ class Scans:
         """Returns whether exactly one table is scanned, exactly once."""
         return len(self._tables) == 1 and not self._again
 
-    def ranges(self) -> dict[str, KeyRanges]:
-        """Returns the needed ranges of each table: the union of those of its scans."""
-        for _ in range(ROUNDS_MAX):
-            before = self._ranges
-            for target, source in self._passed:
-                self._pass_on(target, source)
-            if self._ranges == before:
-                break
-        scans: dict[str, list[KeyRanges]] = {table: [] for table in self._tables}
-        for number, table in enumerate(self._tables):
-            names = {name: _name(number, name) for name in self._schemas[table].row_key_names}
-            bounded = {one: self._ranges[name] for one, name in names.items() if name in self._ranges}
-            scans[table].append(KeyRanges(bounded))
-        return {table: united(found) for table, found in scans.items()}
-
-    def _pass_on(self, target: Key, source: Key) -> None:
-        if source.name in self._ranges:
-            passed = KeyRanges({target.name: self._ranges[source.name]})
-            if target.field.type == INT and source.field.type == LONG:
-                passed = passed.clipped(target.name, _INTS)
-            self._ranges = self._ranges.intersect(passed)
+    def joined(self) -> Joined:
+        """Returns the scans with the ranges that each needs."""
+        passed = dict.fromkeys(self._passed)
+        return Joined(tuple(self._tables), self._ranges, tuple(passed)).spread(self._schemas)
 
     def read(self, node: Node) -> Columns:
         """Records the scans below a node and their ranges; returns the node's columns."""
@@ -148,23 +91,28 @@ class Scans:
         schema, number = self._schemas[found["table"]], len(self._tables)
         self._tables.append(found["table"])
         keys = {
-            schema.names.index(field.name): Key(_name(number, field.name), field) for field in schema.row_keys
+            place: Key(Joined.name(number, field.name), field, is_row_key=field.name in schema.row_key_names)
+            for place, field in enumerate(schema.fields)
+            if field.type in KEY_TYPES
         }
         for one in (node.get("table_filters") or {}).get("filters", ()):
-            if one["key"] in keys:
-                self._bound(met_by_column(one["value"], keys[one["key"]]))
+            key = keys.get(one["key"])
+            self.is_exact = self.is_exact and key is not None and is_exact(one["value"], key)
+            if key is not None:
+                self._bound(met_by_column(one["value"], key))
         columns = [keys.get(column["index"]) for column in node["column_indexes"]]
         return _mapped(columns, node.get("projection_ids"))
 
     def _filter(self, node: Node) -> Columns:
         columns = self._only(node)
+        self.is_exact = False
         for condition in node["expressions"]:
             self._bound(met(condition, columns))
         return _mapped(columns, node.get("projection_map"))
 
     def _projection(self, node: Node) -> Columns:
         columns = self._only(node)
-        return [_plain(one, columns) for one in node["expressions"]]
+        return [plain(one, columns) for one in node["expressions"]]
 
     def _order(self, node: Node) -> Columns:
         return _mapped(self._only(node), node.get("projection_map"))
@@ -172,14 +120,14 @@ class Scans:
     def _opaque(self, node: Node) -> Columns:
         # conditions above a LIMIT or DISTINCT must not restrict the rows below it
         columns = self._only(node)
-        return None if columns is None else _unknown(columns)
+        return None if columns is None else _copies(columns)
 
     def _aggregate(self, node: Node) -> Columns:
         columns = self._only(node)
         sets = node.get("grouping_sets") or []
         if any(len(one) != len(node["groups"]) for one in sets):
             columns = None
-        return [*(_plain(one, columns) for one in node["groups"]), *_unknown(node["expressions"])]
+        return [*(plain(one, columns) for one in node["groups"]), *_unknown(node["expressions"])]
 
     def _cross(self, node: Node) -> Columns:
         left, right = map(self.read, node["children"])
@@ -191,39 +139,61 @@ class Scans:
             kind = ""
         left, right = self.read(node["children"][0]), None
         if node["type"] == "LOGICAL_DELIM_JOIN":
-            self._correlated.append([_plain(one, left) for one in node["duplicate_eliminated_columns"]])
+            self._correlated.append([plain(one, left) for one in node["duplicate_eliminated_columns"]])
             right = self.read(node["children"][1])
             self._correlated.pop()
         else:
             right = self.read(node["children"][1])
+        equal: dict[Key, Key] = {}
         for one in node.get("conditions", ()):
             if one.get("comparison") in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM"):
-                self._join_keys(kind, key_of(one["left"], left), key_of(one["right"], right))
+                both = key_of(one["left"], left), key_of(one["right"], right)
+                equal |= self._join_keys(kind, *both, may_be_null="NOT" in one["comparison"])
         if left is None or right is None:
             return None
+        if kind == "INNER":
+            # the other column may tell more about a copy, as of a correlated column
+            left, right = ([one and equal.get(one, one) for one in side] for side in (left, right))
         outputs = _OUTPUTS.get(kind)
         return None if outputs is None else outputs(left, right)
 
     def _join_keys(
-        self, kind: str, left: tuple[Key, str | None] | None, right: tuple[Key, str | None] | None
-    ) -> None:
+        self,
+        kind: str,
+        left: tuple[Key, str | None] | None,
+        right: tuple[Key, str | None] | None,
+        *,
+        may_be_null: bool,
+    ) -> dict[Key, Key]:
+        """Records that two columns are equal; returns the other column for each that is a copy.
+
+        With `may_be_null`, null equals null.
+        """
         if left is None or right is None or not (is_whole(left[1]) and is_whole(right[1])):
-            return
-        if (left[0].field.type in (INT, LONG)) != (right[0].field.type in (INT, LONG)):
-            return
-        if kind in _LEFT_BY_RIGHT and not left[0].is_copy:
-            self._passed.append((left[0], right[0]))
-        if kind in _RIGHT_BY_LEFT and not right[0].is_copy:
-            self._passed.append((right[0], left[0]))
+            return {}
+        one, other = left[0], right[0]
+        if (one.field.type in (INT, LONG)) != (other.field.type in (INT, LONG)):
+            return {}
+        if kind in _LEFT_BY_RIGHT and not one.is_copy and not (may_be_null and one.field.nullable):
+            self._passed.append((one.name, other.name))
+        if kind in _RIGHT_BY_LEFT and not other.is_copy and not (may_be_null and other.field.nullable):
+            self._passed.append((other.name, one.name))
+        pairs = ((one, other), (other, one))
+        return {copy: replace(key, is_copy=True) for copy, key in pairs if copy.is_copy and not key.is_copy}
 
     def _correlated_columns(self, node: Node) -> Columns:
         # within nested subqueries the plan does not say which outer query the columns come from
         columns = self._correlated[0] if len(self._correlated) == 1 else _unknown(node["chunk_types"])
-        return [one and replace(one, is_copy=True) for one in columns]
+        return None if columns is None else _copies(columns)
 
     def _with(self, node: Node) -> Columns:
-        self.read(node["children"][0])
+        self._expressions[node["table_index"]] = self.read(node["children"][0])
         return self.read(node["children"][1])
+
+    def _of_with(self, node: Node) -> Columns:
+        columns = self._expressions.get(node["cte_index"])
+        is_known = columns is not None and len(columns) == len(node["chunk_types"])
+        return _copies(columns) if columns is not None and is_known else _unknown(node["chunk_types"])
 
     def _values(self, node: Node) -> Columns:
         self._only(node)
@@ -277,14 +247,11 @@ _READERS: Mapping[str, Callable[[Scans, Node], Columns]] = {
     "LOGICAL_DELIM_JOIN": Scans._join,
     "LOGICAL_DELIM_GET": Scans._correlated_columns,
     "LOGICAL_MATERIALIZED_CTE": Scans._with,
+    "LOGICAL_CTE_REF": Scans._of_with,
     "LOGICAL_EXPRESSION_GET": Scans._values,
     "LOGICAL_UNNEST": Scans._unnest,
     "LOGICAL_DUMMY_SCAN": lambda _scans, _node: [None],
 }
-
-
-def _name(number: int, key: str) -> str:
-    return f"{number} {key}"
 
 
 def _mapped(columns: Columns, positions: Sequence[int] | None) -> Columns:
@@ -293,10 +260,15 @@ def _mapped(columns: Columns, positions: Sequence[int] | None) -> Columns:
     return [columns[position] for position in positions]
 
 
+def _copies(columns: Known) -> Known:
+    return [one and replace(one, is_copy=True) for one in columns]
+
+
 def _unknown(columns: Sequence[Any]) -> Known:
     return [None for _ in columns]
 
 
-def _plain(expression: Node, columns: Columns) -> Key | None:
+def plain(expression: Node, columns: Columns) -> Key | None:
+    """Returns the row key that an expression is, without a cast; None for other expressions."""
     found = key_of(expression, columns)
     return found[0] if found is not None and found[1] is None else None

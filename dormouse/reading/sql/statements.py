@@ -7,17 +7,15 @@ keys.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
-from urllib.parse import unquote
+from dataclasses import replace
+from itertools import chain, islice
 
 import pyarrow as pa
 
 from dormouse.data.transform import Transform, quoted
-from dormouse.errors import InvalidQuery, ObjectStoreError
+from dormouse.errors import InvalidQuery
 from dormouse.model.cut import When
 from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Schema, SchemaMoved
@@ -25,24 +23,27 @@ from dormouse.model.types import Parameters, checked_parameters
 from dormouse.reading.checked_files import (
     FileGone,
     again_if_moved,
-    check_bytes,
-    check_columns,
     checked_sizes,
     keeping_columns,
 )
 from dormouse.reading.planner import PlanSummary, Scan, bytes_of
+from dormouse.reading.sql.damage import check_after
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.explanations import explanation, with_nulls, without_files
+from dormouse.reading.sql.firsts import Enough, KnownRows, first_files, has_all_rows, known_rows, sure_rows
+from dormouse.reading.sql.joined import VALUES_MAX, Joined, Source, smallest_source
 from dormouse.reading.sql.moments import microseconds
+from dormouse.reading.sql.named import Named, alone, meant
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
-from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.subqueries import BYTES_MAX as SUBQUERY_BYTES_MAX
 from dormouse.reading.sql.subqueries import FILES_MAX as SUBQUERY_FILES_MAX
 from dormouse.reading.sql.subqueries import (
     SUBQUERIES_MAX,
     TRIED,
+    Evaluated,
+    Reads,
     Subquery,
     stands_alone,
     subqueries,
@@ -50,80 +51,15 @@ from dormouse.reading.sql.subqueries import (
 )
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
-from dormouse.reading.table_view import Moments, plan_query, plan_tables, summary
-from dormouse.reading.where import Condition, Question, question, unknown
+from dormouse.reading.table_view import (
+    PAGE_LEAVES_MAX,
+    Moments,
+    plan_query,
+    plan_tables,
+    summary,
+)
+from dormouse.reading.where import Condition, Question, question
 from dormouse.state.context import TableContext
-
-# The tables that a statement names.
-
-_DUCKDBS = re.compile(r"[./\\:]|^(duckdb|pg|pragma|sqlite)_", re.IGNORECASE)
-"""A pattern of names of files, and of DuckDB's own views, such as `duckdb_tables` and `pg_class`."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """Three functions that look up the tables that a statement names."""
-
-    like: Callable[[Iterable[str]], Mapping[str, TableContext]]
-    """Returns the tables that have one of the names; upper and lower case are equal."""
-    all: Callable[[], Mapping[str, TableContext]]
-    names: Callable[[], Iterable[str]]
-
-
-def alone(context: TableContext) -> Named:
-    """Returns look-up functions that know only the table of the context."""
-    found = {context.table.name: context}
-    return Named(like=lambda _: found, all=lambda: found, names=lambda: list(found))
-
-
-def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
-    """Returns the tables that a statement may read, by name.
-
-    Raises `InvalidQuery` for a name that is no table, and for tables or columns whose names differ only in
-    case.
-    """
-    found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))
-    by_name: dict[str, str] = {}
-    for name in sorted(parsed.names):
-        meant = _table_named(name, found)
-        # outside the scope of a CTE's name, DuckDB would read a file or its own catalog
-        if meant is None and (name.lower() not in parsed.ctes or _DUCKDBS.search(name)):
-            raise unknown("table", name, tables.names())
-        if meant is not None and by_name.setdefault(meant.lower(), meant) != meant:
-            raise _alike(meant, by_name[meant.lower()])
-    if parsed.lists_tables:
-        return {name: found[name] for name in sorted(found) if by_name.get(name.lower(), name) == name}
-    return {name: _checked(found[name]) for name in by_name.values()}
-
-
-def _table_named(name: str, tables: Mapping[str, TableContext]) -> str | None:
-    """Returns the table's name for a name in a statement: the same name, else one in another case.
-
-    Returns None without such a table. Raises `InvalidQuery` if several names differ only in case.
-    """
-    alike = [name] if name in tables else [table for table in tables if table.lower() == name.lower()]
-    if len(alike) > 1:
-        raise _alike(*sorted(alike)[:2])
-    return alike[0] if alike else None
-
-
-def _alike(name: str, other: str) -> InvalidQuery:
-    return InvalidQuery(
-        f"SQL cannot tell table {name!r} from {other!r}, whose name differs in upper and lower case only: "
-        "rename one"
-    )
-
-
-def _checked(context: TableContext) -> TableContext:
-    names: dict[str, str] = {}
-    for name in context.schema.names:
-        if names.setdefault(name.lower(), name) != name:
-            raise InvalidQuery(
-                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
-                f"{name!r} differ in upper and lower case only"
-            )
-    return context
-
 
 FILES_MAX = 50_000
 """The most files that one statement may read: DuckDB looks up each before it reads the first."""
@@ -136,22 +72,6 @@ MORE_FILES = 8
 """The factor by which the number of files grows when the files so far do not fill the limit."""
 FIRST_ROWS = 10_000
 """The number of smallest keys that are read first if the table merges rows of several files."""
-COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
-"""The most files whose columns are checked, and the most bytes whose digests are checked.
-
-These checks follow an error of DuckDB that names no file.
-"""
-Reads = Mapping[str, Sequence[Scan]]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A subquery that was evaluated before its statement."""
-
-    values: str
-    """The values as SQL."""
-    ranges: Mapping[str, KeyRanges]
-    reads: Reads
 
 
 def sql(
@@ -238,16 +158,24 @@ class _Statement:
             self.wanted = session.wanted(schemas, found, parameters, self.moment)
             if question is not None:
                 ranges = dict.fromkeys(self.wanted.ranges, question.ranges)
-                self.wanted = replace(self.wanted, ranges=ranges, enough=None)
+                self.wanted = replace(self.wanted, ranges=ranges, enough=None, ends=None)
             names = {name.lower() for name in found.names}
             self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
             self.evaluated: list[Evaluated] = []
             self.whole = self.wanted, self.text
-            if question is None and self.wanted.ranges and found.has_subqueries:
-                interruptible_call(lambda: self._evaluate(found, schemas), interruption.set)
+            self.planned: Reads | None = None
+            if question is None and self.wanted.ranges:
+                interruptible_call(lambda: self._narrow(found, schemas), interruption.set)
         except BaseException:
             session.close()
             raise
+
+    def _narrow(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
+        """Evaluates small parts of the statement first, if their values restrict row keys."""
+        if statement.has_subqueries:
+            self._evaluate(statement, schemas)
+        if self.wanted.joined is not None:
+            self._follow(schemas, self.wanted.joined)
 
     def _evaluate(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
         """Replaces subqueries by their values, if these may restrict row keys."""
@@ -262,7 +190,7 @@ class _Statement:
             try:
                 wanted, self.text = self._with_values(statement, written, schemas)
                 # all files are planned together, with those of the subqueries
-                self.wanted = replace(wanted, enough=None)
+                self.wanted = replace(wanted, enough=None, ends=None)
             except InvalidQuery:
                 self.evaluated = []
 
@@ -296,21 +224,55 @@ class _Statement:
             parsed = self.session.parsed(subquery.statement)
             if not stands_alone(parsed, statement):
                 return None
-            ranges = self.session.wanted(schemas, parsed, (), self.moment).ranges
-            reads = self._planned([ranges], SUBQUERY_FILES_MAX)[0]
-            scans = [scan for some in reads.values() for scan in some]
+            wanted = self.session.wanted(schemas, parsed, (), self.moment)
+            files_max = SUBQUERY_FILES_MAX if wanted.ends is None else FILES_MAX
+            [reads] = self._planned([wanted.ranges], files_max)
+            known = self._known_among(wanted, reads)
+            read = reads if known is None else dict.fromkeys(reads, known.scans)
+            scans = [scan for some in read.values() for scan in some]
             if len(scans) > SUBQUERY_FILES_MAX or bytes_of(scans) > SUBQUERY_BYTES_MAX:
                 return None
-            views = {name: self._select(name, ranges).of(reads.get(name, ())) for name in self.contexts}
-            rows = self._rows(reads, views, parsed.run, ())
+            rows = self._rows(read, self._views(read, known, wanted), parsed.run, ())
+            if known is not None and wanted.ends is not None:
+                rows = known.counted(rows, wanted.ends)
             values = subquery.values(pa.Table.from_batches(rows.batches, rows.schema))
-            return None if values is None else Evaluated(values, ranges, reads)
+            return None if values is None else Evaluated(values, wanted, reads, known)
         return None
+
+    def _follow(self, schemas: Mapping[str, Schema], joined: Joined) -> None:
+        """Evaluates columns of small tables, if their values may restrict the keys of a larger one."""
+        before, tried = self.wanted, set[str]()
+        with suppress(InvalidQuery, FileGone), self.moments.kept():
+            [reads] = self._planned([before.ranges], FILES_MAX)
+            while len(tried) < SUBQUERIES_MAX:
+                source = smallest_source(joined, schemas, reads, tried)
+                if source is None:
+                    break
+                tried.add(source.name)
+                values = self._values(source)
+                if values is not None:
+                    joined = joined.given(source.name, values).spread(schemas)
+                    self.wanted = replace(before, ranges=joined.by_table(schemas))
+                    needed = replace(before, ranges={source.table: before.ranges[source.table]})
+                    self.evaluated.append(Evaluated("", needed, {source.table: reads[source.table]}, None))
+            self.planned = None if self.evaluated else reads
+
+    def _values(self, source: Source) -> list[Range] | None:
+        """Returns the values of a column; None if there are too many."""
+        table, column = quoted(source.table), quoted(source.column)
+        statement = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IS NOT NULL LIMIT {VALUES_MAX + 1}"
+        views = {source.table: self._select(source.table, self.wanted.ranges, source.ranges).of(source.scans)}
+        rows = self._rows({source.table: source.scans}, views, statement, ())
+        try:
+            values = [value for batch in rows.batches for value in batch.column(0).to_pylist()]
+        except (ValueError, OverflowError):  # a time that no key can have
+            return None
+        return None if len(values) > VALUES_MAX else [Range.exactly(value) for value in values]
 
     def summaries(self) -> dict[str, PlanSummary]:
         """Returns the numbers of files and bytes to read of each table, without keeping a plan in memory."""
         self.session.close()
-        return self._summaries()
+        return self._summaries(self._known())
 
     def reader(self) -> pa.RecordBatchReader:
         try:
@@ -378,6 +340,8 @@ class _Statement:
     def _run(self) -> Rows:
         if self.wanted.explains:
             return self._explained()
+        if self.wanted.ends is not None and (known := self._known()) is not None:
+            return known.counted(self._on_known(known), self.wanted.ends)
         enough = self.wanted.enough
         if enough is None or enough.rows > ROWS_ENOUGH_MAX:
             return self._on_all()
@@ -385,12 +349,13 @@ class _Statement:
 
     def _explained(self) -> Rows:
         """Returns the files and bytes that are read of each table, followed by DuckDB's own plan."""
-        summaries = self._summaries()
+        known = self._known()
+        summaries = self._summaries(known)
         files = sum(one.files for one in summaries.values())
         said = explanation(self._ranges, summaries)
         if not self.wanted.runs and files > EXPLAINED_FILES_MAX:
             return Rows(said.schema, iter([said]))
-        rows = self._on_all()
+        rows = self._on_all() if known is None else self._on_known(known)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield said
@@ -404,14 +369,61 @@ class _Statement:
         return Rows(said.schema, batches())
 
     def _on_all(self) -> Rows:
+        if self.planned is not None:
+            planned, self.planned = self.planned, None
+            return self._on(planned)
         reads, *again = self._planned(
-            [self.wanted.ranges, *(one.ranges for one in self.evaluated)], FILES_MAX
+            [self.wanted.ranges, *(one.wanted.ranges for one in self.evaluated)], FILES_MAX
         )
-        if again != [one.reads for one in self.evaluated]:
+        if not all(self._holds(one, now) for one, now in zip(self.evaluated, again, strict=True)):
             # a table of a subquery has changed since the subquery was evaluated
             (self.wanted, self.text), self.evaluated = self.whole, []
             return self._on_all()
         return self._on(reads)
+
+    def _holds(self, evaluated: Evaluated, reads: Reads) -> bool:
+        """Returns whether a subquery would be evaluated to the same values over the files that it has now."""
+        if evaluated.known is None:
+            return reads == evaluated.reads
+        return self._known_among(evaluated.wanted, reads) == evaluated.known
+
+    def _known(self) -> KnownRows | None:
+        """Returns the facts that answer the statement, and the files to read beside them; None for rows.
+
+        For EXPLAIN of a limit, these are the first files, if they have enough rows by their facts.
+        """
+        wanted, enough = self.wanted, self.wanted.enough
+        if (wanted.ends is None and enough is None) or len(wanted.ranges) != 1:
+            return None
+        [(name, ranges)] = wanted.ranges.items()
+        context = self.contexts[name]
+        if not has_all_rows(context):
+            return None
+        if wanted.ends is not None:
+            return self._known_among(wanted, {name: chain.from_iterable(self._groups(PAGE_LEAVES_MAX))})
+        if enough is None or enough.rows_read is None or enough.rows > ROWS_ENOUGH_MAX:
+            return None
+        first = first_files(context.schema, ranges, enough.rows_read, self._groups())
+        return None if first is None else KnownRows(first)
+
+    def _known_among(self, wanted: Wanted, files: Mapping[str, Iterable[Scan]]) -> KnownRows | None:
+        if wanted.ends is None:
+            return None
+        [(name, ranges)] = wanted.ranges.items()
+        return known_rows(self.contexts[name], ranges, wanted.ends, wanted.enough, files[name])
+
+    def _groups(self, leaves_max: int | None = None) -> Iterator[Sequence[Scan]]:
+        """Yields the files of the only table that is read, in groups, those that are needed first before."""
+        [(name, ranges)] = self.wanted.ranges.items()
+        return plan_query(
+            self.contexts[name],
+            ranges,
+            filtered_again=True,
+            begun=self.is_open,
+            at=self.moments.of(name),
+            descending=self.wanted.enough is not None and self.wanted.enough.descending,
+            leaves_max=leaves_max,
+        )
 
     def _planned(self, several: Sequence[Mapping[str, KeyRanges]], files_max: int) -> list[Reads]:
         """Returns the files that have rows in ranges of tables, for several such ranges, at one moment."""
@@ -432,14 +444,18 @@ class _Statement:
         [(name, ranges)] = self.wanted.ranges.items()
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES
-        at = self.moments.of(name)
-        plan = plan_query(self.contexts[name], ranges, filtered_again=True, begun=self.is_open, at=at)
-        for group in plan:
-            if len(scans) + len(group) > files and scans:
+        context = self.contexts[name]
+        needed = enough.rows_read if has_all_rows(context) else None
+        rows, is_sure = 0, True
+        for group in self._groups():
+            is_filled = needed is not None and rows >= needed
+            if scans and (is_filled or (not is_sure and len(scans) + len(group) > files)):
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
                 if found is not None:
                     return found
                 files *= MORE_FILES
+            sure = [None if needed is None else sure_rows(context.schema, ranges, scan) for scan in group]
+            rows, is_sure = rows + sum(filter(None, sure)), is_sure and None not in sure
             scans += group
             _check_size({name: scans})
         return self._first_of(name, scans, enough) or self._on({name: scans})
@@ -451,7 +467,8 @@ class _Statement:
         with rows of the same key, so rows with larger keys need not be read.
         """
         context = self.contexts[name]
-        if not (enough.in_key_order and scans and context.properties.aggregate):
+        is_first = enough.in_key_order and not enough.descending and not enough.is_value
+        if not (is_first and scans and context.properties.aggregate):
             return None
         first = context.schema.row_keys[0].name
         wanted = [_within(scan, self.wanted.ranges[name]) for scan in scans]
@@ -469,19 +486,30 @@ class _Statement:
         """Returns the answer over the given files; None if it has fewer rows than the limit."""
         rows = self._on(reads)
         found = list(rows.batches)
-        is_enough = sum(batch.num_rows for batch in found) >= enough.rows
+        is_enough = sum(batch.num_rows for batch in found) >= enough.rows and not (
+            enough.is_value and any(column.null_count for batch in found for column in batch.columns)
+        )
         return Rows(rows.schema, iter(found)) if is_enough else None
 
-    def _on(self, reads: Reads) -> Rows:
+    def _on_known(self, known: KnownRows) -> Rows:
+        """Runs the statement over known rows and the files beside them."""
+        return self._on(dict.fromkeys(self.wanted.ranges, known.scans), known)
+
+    def _on(self, reads: Reads, known: KnownRows | None = None) -> Rows:
         """Runs the statement over tables that consist of the given files; a table without files is empty."""
-        views = {
-            name: self._select(name, self.wanted.ranges).of(reads.get(name, ())) for name in self.contexts
-        }
-        rows = self._rows(reads, views, self.text, self.parameters)
+        rows = self._rows(reads, self._views(reads, known, self.wanted), self.text, self.parameters)
         if self.describes:
             [context] = self.contexts.values()
             rows = with_nulls(rows, context.schema)
         return rows if self.wanted.names is None else rows.named(self.wanted.names)
+
+    def _views(self, reads: Reads, known: KnownRows | None, wanted: Wanted) -> dict[str, str]:
+        """Returns the SELECT of each table over its files; known rows are those of the only table read."""
+        views = {name: self._select(name, wanted.ranges).of(reads.get(name, ())) for name in self.contexts}
+        for name in reads if known is not None else ():
+            more = known.select(self.contexts[name].schema) if known else None
+            views[name] += f" UNION ALL {more}" if more else ""
+        return views
 
     def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         _check_size(reads)
@@ -497,19 +525,25 @@ class _Statement:
 
         return Rows(rows.schema, batches())
 
-    def _select(self, name: str, ranges: Mapping[str, KeyRanges]) -> Select:
-        """Returns a maker of SELECTs of a table, for a statement that needs rows in `ranges`."""
+    def _select(self, name: str, needed: Mapping[str, KeyRanges], ranges: KeyRanges | None = None) -> Select:
+        """Returns the maker of a table's SELECT, for a statement that needs rows in `needed`.
+
+        With `ranges`, it selects only rows in these ranges of its columns.
+        """
         context = self.contexts[name]
         wanted = self.question or question(context.schema, None, None, None)
         if self._filters_again:
             keys = (Condition(context.schema.field(key), ranges) for key, ranges in wanted.ranges.items())
             wanted = replace(wanted, conditions=(*keys, *wanted.conditions))
+        if ranges is not None:
+            some = (Condition(context.schema.field(column), items) for column, items in ranges.items())
+            wanted = replace(wanted, conditions=(*some, *wanted.conditions))
         now_ms = self.moments.milliseconds(name)
         return Select(
             context,
             wanted,
             now_ms,
-            ranges=ranges.get(name, KeyRanges()),
+            ranges=needed.get(name, KeyRanges()),
             interruption=self.interruption,
             compares_null=self.compares_null,
             joins_outer=self.joins_outer,
@@ -524,16 +558,18 @@ class _Statement:
         """
         return self.question is None or any(may_hide_index(one.schema) for one in self.contexts.values())
 
-    def _summaries(self) -> dict[str, PlanSummary]:
-        return {
+    def _summaries(self, known: KnownRows | None) -> dict[str, PlanSummary]:
+        """Returns the numbers of files and bytes to read; `known` has the files of the only table, if any."""
+        found = {
             name: summary(self.contexts[name], ranges, self.moments.of(name))
             for name, ranges in self._ranges.items()
         }
+        return found if known is None else {name: known.summary(one) for name, one in found.items()}
 
     @property
     def _ranges(self) -> dict[str, KeyRanges]:
         """The ranges of each table that the statement or an evaluated subquery needs."""
-        several = [self.wanted.ranges, *(one.ranges for one in self.evaluated)]
+        several = [self.wanted.ranges, *(one.wanted.ranges for one in self.evaluated if one.reads_files)]
         names = dict.fromkeys(name for one in several for name in one)
         return {name: united([one[name] for one in several if name in one]) for name in names}
 
@@ -548,29 +584,12 @@ class _Statement:
                 if too_large := Transform.parse(context.schema, context.properties).overflow(str(error)):
                     raise too_large from error
                 if isinstance(error, ReadFailed):
-                    _check_files(context, scans, error)
+                    check_after(context, scans, error)
             raise InvalidQuery(str(error)) from error
 
 
 def _within(scan: Scan, ranges: KeyRanges) -> Scan:
     return replace(scan, slices=tuple(one.intersect(ranges) for one in scan.slices))
-
-
-def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
-    """Raises `FileGone` or an error for a damaged file, after DuckDB failed to read some of these files.
-
-    It checks the files that DuckDB names. If there are none, it checks the first files.
-    """
-    said = unquote(str(error))
-    if named := [scan for scan in scans if scan.filename in said]:
-        check_bytes(context, named)
-        raise ObjectStoreError(
-            f"file {named[0].filename!r} of table {context.table.name!r} cannot be read: {error}"
-        ) from error
-    ends = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
-    check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
-    for scan in scans[:COLUMNS_CHECKED_MAX]:
-        check_columns(context, scan)
 
 
 def _check_size(reads: Reads) -> None:

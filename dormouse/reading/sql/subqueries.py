@@ -6,7 +6,7 @@ parameter. Its values then replace it in the text of the statement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,11 @@ import pyarrow as pa
 
 from dormouse.model.schema import Field
 from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP
+from dormouse.reading.planner import Scan
 from dormouse.reading.sql.conditions import literal, type_name
+from dormouse.reading.sql.firsts import KnownRows
 from dormouse.reading.sql.parsed import BEGINNINGS, Parsed, words
+from dormouse.reading.sql.wanted import Wanted
 
 SUBQUERIES_MAX = 8
 """The most subqueries of one statement that are evaluated before it."""
@@ -62,6 +65,25 @@ class Subquery:
         values = rows.column(0).to_pylist() or ([] if self.is_list else [None])
         written = [f"NULL::{type_name(kind)}" if one is None else literal(field, one) for one in values]
         return f"({', '.join(written)})" if written else None
+
+
+Reads = Mapping[str, Sequence[Scan]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A subquery, or a column of a joined table, that was evaluated before its statement."""
+
+    values: str
+    """The values of a subquery as SQL."""
+    wanted: Wanted
+    reads: Reads
+    known: KnownRows | None
+    """The facts that took the place of rows; None if the files in `reads` were read."""
+
+    @property
+    def reads_files(self) -> bool:
+        return self.known is None or bool(self.known.scans)
 
 
 def subqueries(statement: Parsed) -> Iterator[Subquery]:

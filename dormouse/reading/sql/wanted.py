@@ -21,10 +21,12 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
 from dormouse.reading.sql.conditions import text, type_name
 from dormouse.reading.sql.constants import Node
+from dormouse.reading.sql.firsts import Ends, Enough, ends, enough
+from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.moments import dropped, macros
 from dormouse.reading.sql.parsed import Parsed, words
 from dormouse.reading.sql.results import INTERRUPTED, first_line
-from dormouse.reading.sql.scans import Enough, Scans, enough
+from dormouse.reading.sql.scans import Scans
 from dormouse.reading.streams import Interruption
 
 _UNSETTLED = {
@@ -40,6 +42,8 @@ TOGETHER = 16
 A variable takes a statement to set, and reading one part copies the whole STRUCT. So neither one parameter
 nor all of them in a variable would be fast.
 """
+LITERAL_CHARACTERS_MAX = 1_000
+"""The most characters of a parameter that becomes a literal."""
 _PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
 
 
@@ -100,28 +104,38 @@ def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]
 
 
 def _with_variables(
-    text: str, values: Mapping[str, Any], tree: Callable[[str], Any]
+    statement: str, values: Mapping[str, Any], tree: Callable[[str], Any]
 ) -> tuple[str, Mapping[str, str] | None]:
     """Returns the text with a part of a variable instead of each parameter, and each part's parameter.
 
     The second item is None if the parameters cannot be assigned to the parts.
     """
     if not values:
-        return text, {}
-    raw, parts, end = text.encode(), [], 0
+        return statement, {}
+    raw, parts, end = statement.encode(), [], 0
     names: dict[str, str | None] = {}
-    for start, kind in duckdb.tokenize(text):
+    for start, kind in duckdb.tokenize(statement):
         found = _PARAMETER.match(raw, start) if kind == duckdb.token_type.operator else None
         if found is None:
             continue
         name = (found[1] or found[2] or b"").decode().lower()
+        if (value := values.get(name or ("1" if len(values) == 1 else ""))) is not None and _is_short(value):
+            # DuckDB gives a literal, as a parameter, the type of the value that it is compared with
+            parts += [raw[end:start].decode(), f" {text(value)} "]
+            end = found.end()
+            continue
         variable, part = _variable(len(names)), f"{_SECRET}_{len(names)}"
         names[part] = (name[1:-1].replace('""', '"') if name.startswith('"') else name) or None
         # without parentheses: in IN (…) they would enclose a list
         parts += [raw[end:start].decode(), f" struct_extract(getvariable('{variable}'), '{part}') "]
         end = found.end()
     planned = "".join(parts) + raw[end:].decode()
-    return planned, _numbered(names, lambda: (list(_placed(tree(one))) for one in (text, planned)))
+    return planned, _numbered(names, lambda: (list(_placed(tree(one))) for one in (statement, planned)))
+
+
+def _is_short(value: Any) -> bool:
+    """Returns whether a value is a text that can be a literal."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= LITERAL_CHARACTERS_MAX
 
 
 def _variable(number: int) -> str:
@@ -192,6 +206,10 @@ class Wanted:
     """False for EXPLAIN without ANALYZE."""
     names: tuple[str, ...] | None = None
     """The names of the answer's columns, if the text that is run, `Parsed.run`, would give others."""
+    ends: Ends | None = None
+    """The facts that are the whole answer; None if rows are needed."""
+    joined: Joined | None = None
+    """The scans, if values of one may restrict row keys of another."""
 
 
 def wanted(
@@ -226,8 +244,11 @@ def wanted(
         [plan] = answer["plans"]
         scans = Scans(schemas)
         scans.read(plan)
-        rows = enough(plan, schemas) if scans.is_one else None
-        return replace(everything, ranges=scans.ranges(), enough=rows)
+        joined = scans.joined()
+        needed = replace(everything, ranges=joined.by_table(schemas))
+        if scans.is_one:
+            return replace(needed, enough=enough(plan, schemas), ends=ends(plan, schemas))
+        return replace(needed, joined=joined) if any(joined.sources(schemas)) else needed
     except RecursionError:
         return everything
 
@@ -292,7 +313,7 @@ class _Planner:
         """Returns DuckDB's plan of a statement as JSON, or its error."""
         with self._variables(statement.variables):
             found = self._plan(statement.planned, optimize=True)
-        if found["error"] and statement.variables:
+        if found["error"] and statement.planned != statement.text:
             # an error counts only if the statement without variables has it too
             return {"error": True, **{**self._plan(statement.text, optimize=False), "error": True}}
         return found

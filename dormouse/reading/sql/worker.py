@@ -35,9 +35,10 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects.store import open_store
 from dormouse.reading.sql.engine import Engine
+from dormouse.reading.sql.firsts import Ends, Enough
+from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import ReadFailed
-from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption
 
@@ -58,7 +59,7 @@ TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
 _OF_KEYS = (datetime, timezone, timedelta, date)
 """The classes of key values to which pickled data refers by name."""
-_CLASSES = (Parsed, Wanted, Enough, KeyRanges, Range, frozenset, *_OF_KEYS)
+_CLASSES = (Parsed, Wanted, Enough, Ends, Joined, KeyRanges, Range, frozenset, *_OF_KEYS)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
     name: found

@@ -57,6 +57,7 @@ class PlannedRows(NamedTuple):
     6. the file's largest key
     7. `till`: of the deletions up to this number, readers apply only those in the last value
     8. the deletions up to `till` that readers still apply to the file
+    9. the number of the file's rows
     """
 
     references: list[Sequence[Any]]

@@ -33,13 +33,14 @@ select t.epoch,
         t.properties -> 'aggregate', t.properties -> 'filter', t.properties -> 'newest_by', t.properties -> 'verify_reads'
     ) = %(shown_by)s::jsonb as only_contains_data,
     (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
-    null::bytea as max_key, t.schema_version::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
+    null::bytea as max_key, t.schema_version::bigint as deletions_till, null::bigint[] as deletions_left,
+    null::bigint as row_count, true as is_known
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s
 union all
 select null, null, null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key,
-    f.max_key, f.deletions_till, f.deletions_left, f.file_id is not null
+    f.max_key, f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
@@ -81,19 +82,19 @@ select (
         offset 0
     ) as only_contains_data,
     (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
-    null::bigint as deletions_till, null::bigint[] as deletions_left, {is_logged} as is_known
+    null::bigint as deletions_till, null::bigint[] as deletions_left, null::bigint as row_count, {is_logged} as is_known
 from tables t
 where t.table_id = %(table_id)s
 union all
 select null, r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
-    f.deletions_till, f.deletions_left, f.file_id is not null
+    f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live}
     and pg_visible_in_snapshot(r.added_xid, %(snapshot)s::pg_snapshot)
 union all
 select null, g.partition_id, coalesce(f.filename, r.file_id::text), r.only_contains_data_for_this_partition,
-    f.byte_count, f.min_key, f.max_key, f.deletions_till, f.deletions_left, f.file_id is not null
+    f.byte_count, f.min_key, f.max_key, f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null
 from removal g
 cross join lateral unnest(g.file_ids, g.only_contain_data_for_this_partition, g.added_xids)
     as r (file_id, only_contains_data_for_this_partition, added_xid)

@@ -386,7 +386,7 @@ class FileReferenceStore:
             raise TableNotFound.gone(self.table.name)
         if not all(row[-1] for row in references):
             return None
-        planned = PlannedRows([row[3:11] for row in references], head[2] or ())
+        planned = PlannedRows([row[3:12] for row in references], head[2] or ())
         return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
@@ -420,7 +420,7 @@ class FileReferenceStore:
             raise TableNotFound.gone(self.table.name)
         if remembered is not None and not head[3]:
             raise SchemaMoved(f"the columns of table {self.table.name!r} were changed, or the cut deleted")
-        return head[4], head[9], PlannedRows([row[1:] for row in rows], head[0] or ())
+        return head[4], head[10], PlannedRows([row[1:] for row in rows], head[0] or ())
 
     def has_same_rows(
         self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str

@@ -17,7 +17,8 @@ from dormouse.errors import EngineFailed, InvalidQuery
 from dormouse.model.region import min_value
 from dormouse.model.types import KEY_TYPES
 from dormouse.reading.sql import worker
-from dormouse.reading.sql.scans import Enough
+from dormouse.reading.sql.firsts import Ends, Enough
+from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.sql.worker import BATCH, SCHEMA, VALUE, failed, plain_value
 from dormouse.reading.sql.workers import WorkerLimits, Workers
@@ -91,5 +92,8 @@ def test_only_plain_values_are_read() -> None:
 def test_bounds_of_keys_of_every_type_are_read(kind: str) -> None:
     smallest = min_value(DataType(kind))
     ranges = KeyRanges({"k": [Range.exactly(smallest)], "l": [Range(min=smallest)]})
-    wanted = Wanted({"t": ranges}, Enough(3, True), explains=False, runs=True)
+    joined = Joined(("t", "u"), ranges, (("0 k", "1 l"),))
+    wanted = Wanted(
+        {"t": ranges}, Enough(3, True), False, True, ends=Ends(True, False, (0,)), joined=joined
+    )  # fmt: skip
     assert plain_value(pa.py_buffer(pickle.dumps(wanted))) == wanted

@@ -96,7 +96,7 @@ def test_a_small_limit_reads_few_files(
 @pytest.mark.parametrize(
     "statement",
     [
-        "select count(*) from t limit 1",
+        "select max(v) from t limit 1",
         "select * from t order by v desc limit 1",
         "select * from t order by v, k limit 1",
         "select * from t order by k desc limit 1",
@@ -182,23 +182,24 @@ def test_the_first_rows_in_key_order_are_those_of_all_rows(
 def test_too_many_files_are_one_clear_line(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statements, "FILES_MAX", 39)
     with pytest.raises(InvalidQuery, match=r"would read 40 files, more than 39, most of table 't': narrow"):
-        sql({"t": lake.context}, "select count(*) from t")
+        sql({"t": lake.context}, "select max(v) from t")
     assert tuples(sql({"t": lake.context}, "select count(*) from t where k >= 10")) == [
         ((LEAVES - 1) * ROWS,)
     ]
     assert len(tuples(sql({"t": lake.context}, "select * from t limit 7"))) == 7
-    assert explain_sql({"t": lake.context}, "select count(*) from t")["t"].files == LEAVES
+    assert explain_sql({"t": lake.context}, "select max(v) from t")["t"].files == LEAVES
+    assert tuples(sql({"t": lake.context}, "select count(*) from t")) == [(LEAVES * ROWS,)]
     assert tuples(sql({"t": lake.context}, "select count(*) from t where k < 0")) == [(0,)]
 
 
 def test_explain_of_too_many_files_shows_no_physical_plan(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = [kind for kind, _ in tuples(sql({"t": lake.context}, "explain select count(*) from t"))]
+    kinds = [kind for kind, _ in tuples(sql({"t": lake.context}, "explain select max(v) from t"))]
     assert kinds == ["dormouse", "physical_plan"]
     monkeypatch.setattr(statements, "EXPLAINED_FILES_MAX", 39)
     monkeypatch.setattr(statements, "FILES_MAX", 39)
-    [(kind, text)] = tuples(sql({"t": lake.context}, "explain select count(*) from t"))
+    [(kind, text)] = tuples(sql({"t": lake.context}, "explain select max(v) from t"))
     assert kind == "dormouse"
     assert "partitions: 40 of 40\n  files: 40 of 40" in str(text)
     assert "row keys: all" in str(text)

@@ -15,8 +15,8 @@ import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.reading.sql import wanted as wanted_module
+from dormouse.reading.sql.firsts import Ends, Enough
 from dormouse.reading.sql.parsed import parsed
-from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.wanted import TOGETHER, Wanted, placed
 from tests.support.model import STRING, Field, Range, Schema
 from tests.support.reading import Interruption
@@ -173,7 +173,8 @@ def test_errors_of_duckdb_have_one_clear_line(statement: str, parameters: Any, m
     ],
 )
 def test_rows_of_any_files_are_enough_for_a_limit_without_an_order(statement: str, rows: int | None) -> None:
-    assert wanted(SCHEMAS, statement).enough == (None if rows is None else Enough(rows, in_key_order=False))
+    found = wanted(SCHEMAS, statement).enough
+    assert (found and (found.rows, found.in_key_order)) == (rows and (rows, False))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,6 @@ def test_rows_of_any_files_are_enough_for_a_limit_without_an_order(statement: st
         ("select v from (from t order by k) limit 5", 5),
         ("select upper(s) from (from t order by k, s limit 5)", 5),
         ("explain analyze from t order by k limit 5", 5),
-        ("from t order by k desc limit 5", None),
         ("from t order by k, s desc limit 5", None),
         ("from t order by s limit 5", None),
         ("from t order by k, v limit 5", None),
@@ -208,7 +208,87 @@ def test_rows_of_any_files_are_enough_for_a_limit_without_an_order(statement: st
 def test_the_first_rows_in_key_order_are_enough_for_a_limit_in_that_order(
     statement: str, rows: int | None
 ) -> None:
-    assert wanted(SCHEMAS, statement).enough == (None if rows is None else Enough(rows, in_key_order=True))
+    found = wanted(SCHEMAS, statement).enough
+    assert (found and (found.rows, found.in_key_order, found.descending)) == (rows and (rows, True, False))
+
+
+@pytest.mark.parametrize(
+    ("statement", "enough"),
+    [
+        ("from t limit 5", Enough(5, in_key_order=False, rows_read=5)),
+        ("from t limit 5 offset 3", Enough(5, in_key_order=False, rows_read=8)),
+        ("from (from t limit 2) limit 5", Enough(5, in_key_order=False)),
+        ("from t order by k limit 5 offset 3", Enough(5, in_key_order=True, rows_read=8)),
+        ("from t order by k desc limit 5", Enough(5, True, descending=True, rows_read=5)),
+        ("from t order by k desc nulls last, s desc limit 5", Enough(5, True, descending=True, rows_read=5)),
+        ("from t order by k desc, s desc, b desc, v limit 5", Enough(5, True, descending=True, rows_read=5)),
+        ("from t order by k desc, s limit 5", None),
+        ("from t order by k, s desc limit 5", None),
+        ("from t where k > 3 order by k limit 5", Enough(5, True, rows_read=5)),
+        ("from t where k > 3 and s = 'a' limit 5", Enough(5, False, rows_read=5)),
+        ("from t where k > 3.5 order by k limit 5", Enough(5, True)),
+        ("from t where k <> 3 order by k limit 5", Enough(5, True)),
+        ("from t where k * 2 > 3 order by k limit 5", Enough(5, True)),
+        ("from t where v > 3 order by k desc limit 5", Enough(5, True, descending=True)),
+        ("from t where k in (3, 5) order by k desc limit 5", Enough(5, True, descending=True)),
+        ("select min(k) from t", Enough(1, True, is_value=True)),
+        ("select max(k) m, max(k) from t where v > 1", Enough(1, True, descending=True, is_value=True)),
+        ("select min(k) filter (where v > 1) from t", Enough(1, True, is_value=True)),
+        ("select min(distinct k) from t", Enough(1, True, is_value=True)),
+        ("select * from (select max(k) from t) limit 2", Enough(1, True, descending=True, is_value=True)),
+        ("select min(k), max(k) from t", None),
+        ("select min(k), count(*) from t", None),
+        ("select coalesce(min(k), 0) from t", None),
+        ("select min(k + 1) from t", None),
+        ("select min(s) from t", None),
+        ("select min(k) from t group by s", None),
+        ("select min(k) from t having min(k) > 3", None),
+        ("select min(k) from t group by all", Enough(1, True, is_value=True)),
+        ("select min(k) over () from t", None),
+        ("select min(k, 3) from t", None),
+        ("select min(t.k) from t join u using (k)", None),
+    ],
+)
+def test_the_first_or_last_rows_are_enough(statement: str, enough: Enough | None) -> None:
+    assert wanted(SCHEMAS, statement).enough == enough
+
+
+@pytest.mark.parametrize(
+    ("statement", "ends"),
+    [
+        ("select count(*) from t", Ends(False, False, (0,))),
+        ("select count() from t", Ends(False, False, (0,))),
+        ("select count(1) from t", Ends(False, False, (0,))),
+        ("select count(null) from t", None),
+        ("select max(k) - min(k), count(k) n from t", Ends(True, True, (1,))),
+        ("select n, m from (select max(k) m, count(*) n from t)", Ends(False, True, (0,))),
+        ("select coalesce(min(k), 0) from t where k < 9", Ends(True, False, ())),
+        ("select count(*) from t where k >= 3 and s < 'x'", Ends(False, False, (0,))),
+        ("select count(*) + 1 from t", None),
+        ("select count(*), count(*) > 3 from t", None),
+        ("select count(v) from t", None),
+        ("select count(distinct k) from t", None),
+        ("select count(*) filter (where v > 1) from t", None),
+        ("select count(*) from t where v > 1", None),
+        ("select count(*) from t where k <> 1", None),
+        ("select count(*) from t where k % 2 = 1", None),
+        ("select count(*) from t having count(*) > 1", None),
+        ("select count(*) from t group by k", None),
+        ("select count(*) from t group by rollup (k)", None),
+        ("select count(*) from t using sample 10%", None),
+        ("select count(*) from (from t limit 3)", None),
+        ("select count(*) from (select distinct k from t)", None),
+        ("select count(*) from t, u", None),
+        ("select min(s) from t", None),
+        ("select max(v) from t", None),
+        ("select sum(k) from t", None),
+        ("select max(k), any_value(v) from t", None),
+        ("select string_agg(k) from t", None),
+        ("summarize t", None),
+    ],
+)
+def test_facts_about_files_are_the_answer(statement: str, ends: Ends | None) -> None:
+    assert wanted(SCHEMAS, statement).ends == ends
 
 
 @pytest.mark.parametrize(

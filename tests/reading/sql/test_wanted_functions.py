@@ -58,7 +58,25 @@ TIMES = [
     ("timestamptz '2026-03-06' - t < interval 5 day", "t[2026-03-01 00:00:00.000001,)"),
     ("year(t) = 2013", "t[2013-01-01 00:00:00,2013-12-31 23:59:59.999999]"),
     ("epoch_ms(t) > 0", "t[1970-01-01 00:00:00.000001,)"),
-    ("month(t) = 3", ""),
+    ("month(t) = 3 and year(t) = 2013", "t[2013-03-01 00:00:00,2013-03-31 23:59:59.999999]"),
+    ("quarter(d) in (1, 4) and year(d) = 2013", "d[2013-01-01,2013-03-31]+[2013-10-01,2013-12-31]"),
+    ("month(d) > 12 and d between '1900-01-01' and '2100-12-31'", "d none"),
+    ("month(d) <> 3", ""),
+    ("strftime(t, '%Y-%m') = '2013-05'", "t[2013-05-01 00:00:00,2013-05-31 23:59:59.999999]"),
+    ("strftime('%Y%m%d', t) >= '20130504'", "t[2013-05-04 00:00:00,)"),
+    ("strftime(d, '%Y') like '201%'", "d[2010-01-01,2019-12-31]"),
+    ("strftime(d, '%m/%Y') = '05/2013'", ""),
+    ("strftime(d, '%y-%m') = '13-05'", ""),
+    ("strftime(d + 1, '%Y') = '2013'", ""),
+    ("t::varchar like '2013-05%'", "t[2013-05-01 00:00:00,2013-05-31 23:59:59.999999]"),
+    ("prefix(t::timestamp::varchar, '2013-05-04 1')", "t[2013-05-04 10:00:00,2013-05-04 19:59:59.999999]"),
+    ("t::date::varchar > '2013-05-04'", "t[2013-05-05 00:00:00,)"),
+    ("d::varchar = '2013-05'", "d none"),
+    ("try_cast(d as varchar) = '2013-05-04'", ""),
+    ("k::varchar = '5'", ""),
+    ("coalesce(k, 0) > 5", "k(5,)"),
+    ("coalesce(x, 3) > 5", ""),
+    ("coalesce(k + 1, 0) > 5", ""),
     ("t + (x * interval 1 day) > timestamptz '2026-03-06'", ""),
     ("year(d) = 2013", "d[2013-01-01,2013-12-31]"),
     ("extract(year from d) >= 2024 and year(d) < 2025", "d[2024-01-01,2024-12-31]"),
@@ -71,7 +89,7 @@ TIMES = [
     ("date '2013-05-04' - d between 1 and 2", "d[2013-05-02,2013-05-03]"),
     ("last_day(d) = date '2013-05-31'", "d[2013-05-01,2013-05-31]"),
     ("d < 'infinity'", ""),
-    ("d::varchar = '2013-05-04'", ""),
+    ("d::varchar = '2013-05-04'", "d[2013-05-04,2013-05-04]"),
 ]
 
 
@@ -162,7 +180,30 @@ TIME = st.recursive(
 DIFFERENCE = st.one_of(
     st.builds("({} - {})".format, STAMPS, TIME), st.builds("({} - {})".format, TIME, STAMPS)
 )
+TEXT = st.one_of(
+    st.builds("strftime({}, '{}')".format, TIME, st.sampled_from(
+        ["%Y", "%Y-%m", "%Y-%m-%d", "%Y%m%d", "%Y-%m-%d %H:%M:%S", "x%Y", "%m", "%Y%j", "%Y %%", "%-d"])),
+    st.builds("{}::varchar".format, TIME),
+)  # fmt: skip
+TEXTS = st.one_of(
+    st.sampled_from(["''", "'2013'", "'2013-12'", "'20131231'", "'1970-01-01 00:00:00+00'", "'x2014'", "'9'",
+                     "'0001-01-01'", "'9999-12-31 23:59:59.999999+00'", "'-'", "null"]),
+    st.datetimes().map(lambda one: f"'{one}'"),
+)  # fmt: skip
 CONDITIONS = st.one_of(
+    st.builds("{} {} {}".format, TEXT, OPERATORS, TEXTS),
+    st.builds("{} between {} and {}".format, TEXT, TEXTS, TEXTS),
+    st.builds("{} like '{}'".format, TEXT, st.sampled_from(["20%", "2013-12%", "x%", "9999%", "1970_0"])),
+    st.builds(
+        "{}({}) {} {}".format,
+        st.sampled_from(["month", "quarter", "extract(month from t) + month"]),
+        TIME,
+        OPERATORS,
+        st.sampled_from(["1", "2", "12", "0", "4.5", "null"]),
+    ),
+    st.builds("{}({}) in ({}, {})".format, st.sampled_from(["month", "quarter"]), TIME, LITERALS, LITERALS),
+    st.builds("coalesce({}, {}) {} {}".format, NUMBER, LITERALS, OPERATORS, LITERALS),
+    st.builds("coalesce({}, {}) {} {}".format, TIME, STAMPS, OPERATORS, STAMPS),
     st.builds("{} {} {}".format, NUMBER, OPERATORS, LITERALS),
     st.builds("{} {} {}".format, LITERALS, OPERATORS, NUMBER),
     st.builds("{} between {} and {}".format, NUMBER, LITERALS, LITERALS),

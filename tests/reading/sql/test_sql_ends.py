@@ -1,0 +1,233 @@
+"""Counts, smallest and largest keys, and first and last rows, which need few files of a table, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pytest
+
+from dormouse.reading import table_view
+from dormouse.reading.sql import statements
+from tests.opened_files import OpenedFiles
+from tests.support.api import Instance, Table
+from tests.support.model import INT, LONG, STRING, TIMESTAMP, Field, Range, Schema, TableProperties
+
+FILES = 20
+ROWS = 5
+SCHEMA = Schema([Field("k", LONG)], values=[Field("v", LONG, nullable=True)])
+SPLITS = [n * 10 for n in range(1, FILES)]
+KEYS = [n * 10 + i for n in range(FILES) for i in range(ROWS)]
+OF_FACTS = [
+    ("select count(*) from t", 0),
+    ("select min(k), max(k), count(k) n, count(*) from t", 0),
+    ("select max(k) - min(k) as width from t", 0),
+    ("select count(*) c, max(k) from t where k >= 50", 0),
+    ("select count(*) from t where k >= 52 and k < 153", 2),
+    ("select min(k), max(k) from t where k >= 52 and k < 153", 2),
+    ("select max(k) from t where k < 50", 0),
+    ("select max(k), count(*) from t where k > 1000", 0),
+    ("select min(k) from t where k > 1000", 0),
+    ("select * from (select count(*) n from t) limit 1", 0),
+    ("select count(*) from t limit 1 offset 1", 0),
+    ("select count(v) from t", FILES),
+    ("select sum(k) from t", FILES),
+    ("select count(*), min(v) from t", FILES),
+    ("select count(*) from t having count(*) > 3", FILES),
+    ("select k from t where k = (select max(k) from t)", 1),
+    ("select k from t where k >= (select max(k) - 10 from t) order by k", 2),
+    ("select k from t where k in (select min(k) from t)", 1),
+    ("select k from t where k < (select count(*) from t) order by k", 10),
+]
+OF_ROWS = [
+    ("select k from t order by k limit 3", 1),
+    ("select k from t order by k limit 5", 1),
+    ("select k from t order by k limit 6", 2),
+    ("select k from t order by k limit 3 offset 4", 2),
+    ("select k from t order by k desc limit 3", 1),
+    ("select k from t order by k desc limit 3 offset 14", 4),
+    ("select k from t where k >= 50 order by k limit 3", 1),
+    ("select k from t where k < 153 order by k desc limit 3", 2),
+    ("select k from t where k < 153 order by k desc limit 4", 2),
+    ("select k from t where k > 1000 order by k limit 3", 0),
+    ("select k, v from t order by k desc, v limit 2", 1),
+]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> OpenedFiles:
+    return OpenedFiles(monkeypatch)
+
+
+@pytest.fixture
+def table(instance: Instance) -> Table:
+    """Returns a table of several leaves with one file each."""
+    made = instance.create_table("t", SCHEMA, split_points=SPLITS)
+    made.ingest([{"k": k, "v": None if k % 7 == 0 else k % 11} for k in KEYS])
+    return made
+
+
+def rows(instance: Instance, statement: str, **how: Any) -> list[tuple[Any, ...]]:
+    return [tuple(one.values()) for one in instance.sql(statement, **how).read_all().to_pylist()]
+
+
+def expected(instance: Instance, statement: str, **how: Any) -> list[tuple[Any, ...]]:
+    """Returns DuckDB's answer over the rows of `t`."""
+    plain = instance.table("t").query(**how).read_all()
+    with duckdb.connect() as connection:
+        connection.register("t", plain)
+        return connection.execute(statement).fetchall()
+
+
+@pytest.mark.parametrize(("statement", "files"), [*OF_FACTS, *OF_ROWS])
+@pytest.mark.parametrize("leaves", [64, 3])
+def test_statements_open_the_files_that_explain_names(
+    instance: Instance,
+    table: Table,
+    opened: OpenedFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    statement: str,
+    files: int,
+    leaves: int,
+) -> None:
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", leaves)
+    monkeypatch.setattr(statements, "PAGE_LEAVES_MAX", leaves)
+    explained = instance.explain_sql(statement)
+    opened.all()
+    assert rows(instance, statement) == expected(instance, statement)
+    assert opened.last() <= files
+    assert explained["t"].files == files
+    if "where" not in statement:
+        assert explained["t"].files + explained["t"].files_pruned == FILES
+
+
+def test_explain_runs_over_the_same_files(instance: Instance, table: Table, opened: OpenedFiles) -> None:
+    for statement, files in (("select count(*) from t", 0), ("from t order by k desc limit 2", 1)):
+        for how in ("explain", "explain analyze"):
+            [(_, said), (_, plan)] = rows(instance, f"{how} {statement}")
+            assert f"files: {files} of {FILES}" in said
+            assert "row_count" not in plan
+            assert opened.last() == files
+
+
+def test_files_with_pending_deletions_are_read(instance: Instance, table: Table, opened: OpenedFiles) -> None:
+    table.delete({"k": Range(0, 33)})
+    table.delete({"k": [191]})
+    for statement, files in (
+        ("select count(*) from t", 5),
+        ("select min(k) from t", 4),
+        ("select max(k) from t", 1),
+        ("select min(k), max(k) from t where k >= 40 and k < 190", 0),
+        ("select k from t order by k limit 2", 5),
+        ("select k from t order by k desc limit 2", 1),
+    ):
+        assert rows(instance, statement) == expected(instance, statement), statement
+        assert opened.last() <= files, statement
+        assert instance.explain_sql(statement)["t"].files >= files, statement
+    assert rows(instance, "select count(*), min(k), max(k) from t") == [(len(KEYS) - 20 + 2 - 1, 33, 194)]
+
+
+def test_an_earlier_moment_has_its_own_facts(instance: Instance, table: Table, opened: OpenedFiles) -> None:
+    before = datetime.now(UTC)
+    table.ingest([{"k": 1_000, "v": 1}])
+    table.delete({"k": Range(0, 100)})
+    statement = "select count(*), min(k), max(k) from t"
+    assert rows(instance, statement, as_of=before) == [(len(KEYS), 0, 194)]
+    assert opened.last() == 0
+    assert rows(instance, statement) == [(len(KEYS) // 2 + 1, 100, 1_000)]
+
+
+def test_an_empty_table_has_no_keys(instance: Instance, opened: OpenedFiles) -> None:
+    instance.create_table("t", SCHEMA, split_points=SPLITS)
+    assert rows(instance, "select count(*), min(k), max(k) from t") == [(0, None, None)]
+    assert rows(instance, "select k from t order by k desc limit 3") == []
+    assert rows(instance, "select count(*) from t limit 0") == []
+
+
+def test_the_first_rows_are_tried_if_many_files_have_pending_deletions(
+    instance: Instance, table: Table, opened: OpenedFiles
+) -> None:
+    table.delete({"k": [n * 10 + 1 for n in range(FILES)]})
+    for statement, files in (
+        ("select min(k) from t", 1),
+        ("select max(k) from t", 1),
+        ("select max(k) filter (where k < 52) from t", FILES),
+        ("select k from t order by k desc limit 3", 1),
+        ("select count(*) from t", FILES),
+    ):
+        assert rows(instance, statement) == expected(instance, statement), statement
+        assert opened.last() == files, statement
+
+
+KEYED = {"keep": "newest_row"}
+AGED = {"filter": "age_off(at, 1000)"}
+MERGED = {"aggregate": "sum(v)"}
+
+
+@pytest.mark.parametrize("properties", [KEYED, AGED, MERGED])
+def test_tables_that_hide_or_merge_rows_are_read(
+    instance: Instance, opened: OpenedFiles, properties: dict[str, str]
+) -> None:
+    values = [Field("v", LONG, nullable=True)]
+    values += [] if properties is MERGED else [Field("at", TIMESTAMP)]
+    made = instance.create_table(
+        "t", Schema([Field("k", LONG)], values=values), split_points=SPLITS,
+        properties=TableProperties(**properties),
+    )  # fmt: skip
+    now, old = datetime.now(UTC), datetime(2020, 1, 1, tzinfo=UTC)
+    stamps = [{} if properties is MERGED else {"at": one} for one in (now.replace(year=now.year + 1), old)]
+    made.ingest([{"k": k, "v": 1, **stamps[k in (0, 194)]} for k in KEYS])
+    made.ingest([{"k": k, "v": 1, **stamps[0]} for k in KEYS[7:20]])
+    if properties is KEYED:
+        marked = [{"k": k, "v": 1, **stamps[0], "gone": True} for k in (0, 194)]
+        made.upsert(marked, "gone")
+    statement = "select count(*) from t"
+    assert rows(instance, statement) == expected(instance, statement)
+    assert opened.last() >= FILES
+    for one in ("min(k)", "max(k)"):
+        statement = f"select {one} from t"
+        assert rows(instance, statement) == expected(instance, statement)
+        assert opened.last() <= 2
+        assert rows(instance, f"select k from t where k = (select {one} from t)")
+    for order in ("order by k", "order by k desc"):
+        statement = f"select k from t {order} limit 4"
+        assert rows(instance, statement) == expected(instance, statement)
+        assert opened.last() <= 2 * statements.MORE_FILES
+
+
+@pytest.mark.parametrize("last", ["b", "é\0", "z" * 3_000])
+def test_long_texts_are_known_whole(instance: Instance, opened: OpenedFiles, last: str) -> None:
+    keys = [Field("s", STRING), Field("n", INT)]
+    made = instance.create_table("t", Schema(keys, values=[Field("v", LONG, nullable=True)]))
+    texts = ["", "a", "a" * 5_000, last]
+    made.ingest([{"s": text, "n": n, "v": 1} for text in texts for n in range(3)])
+    assert rows(instance, "select min(s), max(s), count(n) from t") == [("", max(texts), 12)]
+    assert opened.last() == 0
+    statement = "select s, n from t order by s desc, n desc limit 4"
+    assert rows(instance, statement) == expected(instance, statement)
+
+
+@pytest.mark.parametrize("splits", [[(3, 5), (5, 2)], [(5, 4)]])
+def test_the_last_rows_of_leaves_that_are_split_on_a_later_key(
+    instance: Instance, opened: OpenedFiles, monkeypatch: pytest.MonkeyPatch, splits: Sequence[Any]
+) -> None:
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
+    keys = [Field("a", LONG), Field("b", LONG)]
+    made = instance.create_table(
+        "t", Schema(keys, values=[Field("v", LONG)]),
+        properties=TableProperties(split_threshold_rows=4, split_min_rows=2),
+    )  # fmt: skip
+    for a, b in splits:
+        made.ingest([{"a": i % a, "b": i % b, "v": i} for i in range(60)])
+        made.split()
+    for order in ("a", "a desc", "a, b", "a desc, b desc"):
+        for limit in (1, 5, 17, 100):
+            statement = f"select a, b from t order by {order} limit {limit}"
+            found, right = rows(instance, statement), expected(instance, statement)
+            width = order.count(",") + 1
+            assert [one[:width] for one in found] == [one[:width] for one in right], statement
+    assert rows(instance, "select min(a), max(a), count(*) from t") == expected(
+        instance, "select min(a), max(a), count(*) from t"
+    )
