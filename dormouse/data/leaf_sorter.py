@@ -57,6 +57,7 @@ MERGED_RUNS_MAX = 32
 RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
 STREAM_BYTES = 256 * 1024 * 1024
+SMALL_ROWS = 10_000
 COLUMNS_AT_ONCE = 2
 """The most columns that are concatenated at the same time. Meanwhile each takes twice its memory."""
 Key = tuple[Any, ...]
@@ -311,6 +312,11 @@ class LeafSorter:
         yield from self._merged(self._runs, self._names)
 
     @property
+    def is_small(self) -> bool:
+        """True if the rows are sorted at once, so that a thread would cost more than it saves."""
+        return self._spilling is None and self.counts.sum() <= SMALL_ROWS
+
+    @property
     def _run_bytes(self) -> int:
         """The size of a run in bytes.
 
@@ -335,6 +341,8 @@ class LeafSorter:
     def _take_held(self) -> pa.Table:
         """Returns the rows in memory, each column in one piece; the caller then owns their memory."""
         held, self._held, self._held_bytes = self._held, [], 0
+        if len(held) == 1:
+            return pa.Table.from_batches(held)
         schema = held[0].schema
         columns = [batch.columns for batch in held]
         held.clear()

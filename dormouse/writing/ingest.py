@@ -138,8 +138,7 @@ def ingest_in_process(
     written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
     """
 
-    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
-    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or share
+    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
     given = GivenData(data, deletes)
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
@@ -148,6 +147,11 @@ def ingest_in_process(
         return write_leaves(current, attempt, source, progress or no_progress, held_bytes)
 
     return ingest_once(context, ingest_id, write, digest=given.digest)
+
+
+@cache
+def _share_of_memory() -> int:
+    return min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
@@ -349,13 +353,14 @@ def ingest_once(
     """
     started = time.monotonic()
     source: Callable[[], bytes | None] = cache(digest) if ingest_id is not None else lambda: None
+    is_new = ingest_id is None
     if ingest_id is None:
         ingest_id = uuid.uuid4().hex
     check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
     check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     files: Sequence[FileWithReferences] = ()
     applied = False
-    if not _is_applied(context, ingest_id, source):
+    if is_new or not _is_applied(context, ingest_id, source):
         with context.writing(loads=True, leftovers=leftovers) as (current, attempt):
             of_data = None if source() == STREAM else source()
             files = write(current, attempt)
@@ -514,9 +519,11 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
     exceeds this machine's memory. Raises `InvalidInput` for the engine `spark` if `spark` is None.
     """
     if engine == "auto":
-        is_for_spark = spark is not None and find_spec("pyspark") is not None
-        bytes_min = CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
-        engine = "spark" if is_for_spark and byte_count() >= bytes_min else "local"
+        # the size first: it is 0 for data in memory, for which the other questions would take long
+        size = 0 if spark is None else byte_count()
+        is_for_spark = size and find_spec("pyspark") is not None
+        is_large = is_for_spark and size >= (CLUSTER_BYTES_MIN if has_cluster() else machine_bytes())
+        engine = "spark" if is_large else "local"
     if engine == "local":
         return local
     if spark is None:

@@ -450,6 +450,9 @@ class LeafFiles:
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
         """Writes all rows of the sorter, and yields each written file. Without rows, there is no file."""
+        if sorter.is_small:
+            yield from self._written(_Stream(sorter.sorted_batches()), sorter.counts)
+            return
         with closing(ahead(sorter.sorted_batches(), BATCHES_AHEAD)) as batches:
             yield from self._written(_Stream(batches), sorter.counts)
 
