@@ -134,7 +134,7 @@ def plan_query(
                 "property gc_delay_seconds"
             )
         moment.snapshot = moment.snapshot or first.snapshot
-    return (group for planned in view.pages(first) for group in planned.plan.groups)
+    return (group for planned in view.pages(first) for group in _readable(context, planned.plan).groups)
 
 
 def differing_groups(
@@ -148,7 +148,8 @@ def differing_groups(
     views = [_View(context, at=position) for position in (before, after)]
     pages = [view.pages(view.first(ranges, PAGE_LEAVES)) for view in views]
     for both in zip(*pages, strict=True):
-        groups = [dict(zip(page.plan.numbers, page.plan.groups, strict=True)) for page in both]
+        plans = [_readable(context, page.plan) for page in both]
+        groups = [dict(zip(made.numbers, made.groups, strict=True)) for made in plans]
         for number in sorted({number for side in groups for number in side}):
             one, other = (list(side.get(number, ())) for side in groups)
             if one != other:
@@ -195,15 +196,30 @@ def plan_tables(
         for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
             check_files(context, ranges, files_max, position)
     if at is not None:
-        return [
+        plans = [
             _View(context, filtered_again=filtered_again, at=position).first(ranges, None).plan
             for (context, ranges), position in zip(wanted, at, strict=True)
         ]
-    if len(wanted) == 1:
+    elif len(wanted) == 1:
         [(context, ranges)] = wanted
-        return [_View(context, filtered_again=filtered_again, begun=begun).now(ranges, None).plan]
-    if not wanted:
-        return []
+        plans = [_View(context, filtered_again=filtered_again, begun=begun).now(ranges, None).plan]
+    elif wanted:
+        plans = _planned_together(wanted, filtered_again=filtered_again, begun=begun)
+    else:
+        plans = []
+    return [_readable(context, made) for (context, _), made in zip(wanted, plans, strict=True)]
+
+
+def _readable(context: TableContext, made: QueryPlan) -> QueryPlan:
+    """Returns the plan, after the content of its inlined files was read."""
+    context.inlined.fetch(scan.filename for group in made.groups for scan in group)
+    return made
+
+
+def _planned_together(
+    wanted: Sequence[tuple[TableContext, KeyRanges]], *, filtered_again: bool, begun: bool
+) -> list[QueryPlan]:
+    """Returns the plans of several tables, made in one snapshot."""
 
     def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
         views = [

@@ -33,6 +33,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed
 from dormouse.model.text import narrow_bytes
 from dormouse.objects.fault import WrittenObject, compared, copied, digest_of_object
+from dormouse.objects.inlined import place_of
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.queries import Uuids
@@ -130,7 +131,7 @@ class JobInputs:
         Raises `ObjectNotFound`, `ObjectDamaged`, or `InvalidData` with the file and both row counts.
         """
         self.check_sizes()
-        places = [self._objects.uri(item.filename) for item in self._job.inputs]
+        places = [place_of(self._objects, item.filename) for item in self._job.inputs]
         if self._objects.url.startswith("file:"):
             self._check_digests()
             self._check_footers()

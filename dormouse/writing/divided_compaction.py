@@ -248,6 +248,7 @@ class MergeRange:
 
     def run(self, context: TableContext) -> WrittenRange | None:
         name = _own_name(self.attempt, self.job)
+        context.inlined.publish(item.filename for item in self.job.inputs)
         places = [context.objects.uri(item.filename) for item in self.job.inputs]
 
         def merged(path: Path) -> FileFacts:

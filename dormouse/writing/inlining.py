@@ -1,0 +1,212 @@
+"""Ingests of few rows, whose files stay in the database until they are compacted.
+
+Each file is encoded in memory, and the statement that adds it stores its bytes. So an ingest needs no object
+and no write attempt, and the disk is flushed once. An ingest that is too large is written as objects.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dormouse.data.leaf_sorter import LeafLookup
+from dormouse.data.newest import Marks
+from dormouse.data.sketches import KeySampler
+from dormouse.model.file_reference import INLINED, FileWithReferences
+from dormouse.model.region import encode_key
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties, TableRecord, is_keyed
+from dormouse.objects.fault import new_digest
+from dormouse.objects.names import parquet_suffix
+from dormouse.sources.given_rows import are_paths
+from dormouse.sources.source import Source
+from dormouse.state.context import TableContext
+from dormouse.writing.parquet_file import FileFacts, FileShape, LeafFiles, write_groups
+
+if TYPE_CHECKING:
+    from dormouse.state.files.store import FileReferenceStore
+
+ROWS_SHARE = 16
+"""The factor of `inline_bytes_max` that gives the largest ingest, in bytes before encoding."""
+SMALL_BYTES = 2_048
+"""The bytes of rows below which compression and dictionaries gain nothing."""
+DATA_BYTES_MAX = 16 * 1024 * 1024
+ROWS_MAX = 100_000
+SORTED_BYTES = 64 * 1024 * 1024
+TABLES_MAX = 1_000
+COUNTED_SECONDS = 1.0
+FULL_SHARE, LOW_SHARE = 0.75, 0.5
+"""The shares of `inline_total_bytes_max` at which a process stops inlining, and begins again.
+
+The first leaves room for what other processes add within `COUNTED_SECONDS`.
+"""
+COUNTED_SHARE = 16
+"""The divisor of `inline_total_bytes_max` that gives the bytes after which a process counts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """The bytes of a table's inlined files, as a process knows them."""
+
+    byte_count: int
+    counted_at: float
+    is_full: bool
+    added: int = 0
+
+
+class Budget:
+    """The limit of the bytes of inlined files of each table. Threads of a process share it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+        self._lock = threading.Lock()
+
+    def has_room(self, store: FileReferenceStore) -> bool:
+        """Returns whether a table may have more inlined files; counts them about once a second."""
+        uuid_, bytes_max = store.table.uuid, store.table.properties.inline_total_bytes_max
+        with self._lock:
+            known = self._counts.get(uuid_)
+        is_old = known is None or time.monotonic() > known.counted_at + COUNTED_SECONDS
+        if known is None or is_old or known.added * COUNTED_SHARE > bytes_max:
+            _, byte_count = store.inlined()
+            share = LOW_SHARE if known is not None and known.is_full else FULL_SHARE
+            known = _Count(byte_count, time.monotonic(), byte_count >= share * bytes_max)
+            with self._lock:
+                self._counts[uuid_] = known
+        return not known.is_full
+
+    def add(self, table: TableRecord, byte_count: int) -> None:
+        """Records bytes that this process added to a table."""
+        with self._lock:
+            if (known := self._counts.get(table.uuid)) is not None:
+                self._counts[table.uuid] = replace(known, added=known.added + byte_count)
+
+
+BUDGET = Budget()
+
+
+def may_inline(context: TableContext) -> bool:
+    """Returns whether an ingest into the table may be inlined now."""
+    return context.properties.inline_bytes_max > 0 and BUDGET.has_room(context.store)
+
+
+def is_small(data: Any) -> bool:
+    """Returns whether given data may be small, and can be read again if it is not."""
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return bool(data.nbytes <= DATA_BYTES_MAX)
+    if isinstance(data, Mapping):
+        return all(_length(column) <= ROWS_MAX for column in data.values())
+    return isinstance(data, Sequence) and len(data) <= ROWS_MAX and not are_paths(data)
+
+
+def _length(column: Any) -> int:
+    return len(column) if isinstance(column, Sized) else ROWS_MAX + 1
+
+
+def begun(source: Source, properties: TableProperties) -> tuple[list[pa.RecordBatch] | None, Source]:
+    """Returns all batches of a source if they are small, else None; and the source with all batches."""
+    taken: list[pa.RecordBatch] = []
+    byte_count, rest = 0, iter(source.batches)
+    for batch in rest:
+        taken.append(batch)
+        byte_count += batch.nbytes
+        if byte_count > ROWS_SHARE * properties.inline_bytes_max:
+            return None, replace(source, batches=chain(taken, rest))
+    return taken, replace(source, batches=iter(taken))
+
+
+# The leaves of each table's tree, looked up anew about once a second.
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLeaves:
+    """A look-up of leaves, the columns it is for, and when it was made."""
+
+    lookup: LeafLookup
+    of_schema: Schema
+    made_at: float
+
+
+_leaves: dict[str, _KnownLeaves] = {}
+
+
+def _leaves_of(context: TableContext) -> LeafLookup:
+    """Returns the leaves of a recent tree: references to a partition that was split since are pushed down."""
+    known = _leaves.get(context.table.uuid)
+    is_old = known is None or time.monotonic() > known.made_at + COUNTED_SECONDS
+    if known is None or is_old or known.of_schema != context.schema:
+        if len(_leaves) >= TABLES_MAX:
+            _leaves.clear()
+        known = _KnownLeaves(LeafLookup(context.partitions.tree()), context.schema, time.monotonic())
+        _leaves[context.table.uuid] = known
+    return known.lookup
+
+
+def inlined_name(table: TableRecord, schema_version: int) -> Callable[[str], str]:
+    """Returns a function that names the inlined file of one ingest with rows of a partition."""
+    prefix = f"{table.object_prefix}{INLINED}/{uuid.uuid4().hex}/0-"
+    return lambda partition_id: f"{prefix}{partition_id}{parquet_suffix(schema_version)}"
+
+
+class InlinedLeaves(LeafFiles):
+    """A writer of sorted rows to inlined files, one for each leaf or one for all leaves."""
+
+    def _stored(
+        self, name: str, rows: Iterator[pa.RecordBatch], total: int
+    ) -> tuple[FileFacts, bytes | None]:
+        marks = Marks()
+        batches = list(marks.counted(rows) if is_keyed(self._properties) else rows)
+        content, row_count = _encoded(batches, self._schema, self._properties)
+        sampler = KeySampler(self._schema, row_count)
+        for batch in batches:
+            sampler.add(batch)
+        facts = FileFacts(
+            row_count=row_count,
+            byte_count=len(content),
+            min_key=encode_key(self._schema.row_keys, sampler.first or ()),
+            max_key=encode_key(self._schema.row_keys, sampler.last or ()),
+            digest=new_digest(data=content).digest(),
+            marks=marks.marks,
+        )
+        return facts, content
+
+
+def _encoded(
+    batches: Sequence[pa.RecordBatch], schema: Schema, properties: TableProperties
+) -> tuple[bytes, int]:
+    """Returns the rows as the bytes of a Parquet file, and their number."""
+    sink = pa.BufferOutputStream()
+    write_groups(sink, iter(batches), schema, properties, lambda first: _shape(first, schema, properties))
+    return sink.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches)
+
+
+def _shape(first: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
+    if first.nbytes > SMALL_BYTES:
+        return FileShape.like(first, schema, properties)
+    return FileShape(compression="none", plain_columns=tuple(schema.names))
+
+
+def inlined_files(
+    context: TableContext, batches: Sequence[pa.RecordBatch]
+) -> list[FileWithReferences] | None:
+    """Returns files that inline some rows, or None if one of them is too large. Nothing is written.
+
+    The rows fit the table's stored columns.
+    """
+    lookup, name_of = _leaves_of(context), inlined_name(context.table, context.schema.version)
+    writer = InlinedLeaves(
+        context.objects, context.stored_schema, context.properties, lookup.leaf_ids, name_of
+    )
+    with writer.sorter(SORTED_BYTES) as sorter:
+        for batch in batches:
+            sorter.add(batch, lookup.indexes(batch))
+        files = list(writer.write(sorter))
+    bytes_max = context.properties.inline_bytes_max
+    return None if any((file.byte_count or 0) > bytes_max for file in files) else files
