@@ -69,6 +69,8 @@ def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[
     Rows are sorted by the `ascending` columns, which have no nulls, then by the `descending` ones. Rows of
     equal keys keep their order.
     """
+    if rows.num_rows <= 1:
+        return None
     if rows.num_rows < _ROWS_MIN:
         return _by_arrow(rows, ascending, descending)
     words, is_whole = _packed(rows, ascending)

@@ -139,16 +139,17 @@ def ingest_in_process(
     written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
     """
 
-    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
     given = GivenData(data, deletes)
-
     progress = progress or no_progress
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
         files, source = inlined_of(current, source, progress) if may_inline(current) else ([], source)
-        return files or write_leaves(current, attempt, source, progress, held_bytes)
+        if files:
+            return files
+        held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
+        return write_leaves(current, attempt, source, progress, held_bytes)
 
     def inlined(current: TableContext) -> list[FileWithReferences]:
         if is_keyed(current.properties) or not (may_inline(current) and is_small(given.data)):
