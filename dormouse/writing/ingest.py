@@ -138,9 +138,6 @@ def ingest_in_process(
     Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`; then nothing was added, and the
     written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
     """
-
-    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
-    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or share
     given = GivenData(data, deletes)
 
     progress = progress or no_progress
@@ -149,7 +146,7 @@ def ingest_in_process(
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
         files, source = inlined_of(current, source, progress) if may_inline(current) else ([], source)
-        return files or write_leaves(current, attempt, source, progress, held_bytes)
+        return files or write_leaves(current, attempt, source, progress, memory_bytes or _held_bytes())
 
     def inlined(current: TableContext) -> list[FileWithReferences]:
         if is_keyed(current.properties) or not (may_inline(current) and is_small(given.data)):
@@ -160,6 +157,11 @@ def ingest_in_process(
             return []  # the columns may have changed, which `write` notices
 
     return ingest_once(context, ingest_id, write, digest=given.digest, inlined=inlined)
+
+
+def _held_bytes() -> int:
+    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
+    return load_settings().ingest_memory_bytes or share
 
 
 def inlined_of(
@@ -570,8 +572,11 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
     """
     if engine == "auto":
         is_for_spark = spark is not None and find_spec("pyspark") is not None
-        bytes_min = CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
-        engine = "spark" if is_for_spark and byte_count() >= bytes_min else "local"
+        size = byte_count() if is_for_spark else 0
+        # the settings are not read for data that is small either way
+        is_large = size >= min(CLUSTER_BYTES_MIN, machine_bytes())
+        bytes_min = CLUSTER_BYTES_MIN if is_large and has_cluster() else machine_bytes()
+        engine = "spark" if is_large and size >= bytes_min else "local"
     if engine == "local":
         return local
     if spark is None:
