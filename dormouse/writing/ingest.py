@@ -419,7 +419,7 @@ def _commit_inlined(
     pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
     for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
         try:
-            applied = context.store.add_inlined(
+            applied = context.store.inlined.add(
                 files, commit_id=commit_id(ingest_id), source=source, schema_version=context.schema.version
             )
         except CommitOutcomeUnknown as error:

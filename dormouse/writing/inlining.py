@@ -74,7 +74,7 @@ class Budget:
             known = self._counts.get(uuid_)
         is_old = known is None or time.monotonic() > known.counted_at + COUNTED_SECONDS
         if known is None or is_old or known.added * COUNTED_SHARE > bytes_max:
-            _, byte_count = store.inlined()
+            _, byte_count = store.inlined.total()
             share = LOW_SHARE if known is not None and known.is_full else FULL_SHARE
             known = _Count(byte_count, time.monotonic(), byte_count >= share * bytes_max)
             with self._lock:
