@@ -12,7 +12,9 @@ from dormouse.model.text import check_text, check_texts
 
 INLINED = "inlined"
 """The folder, within that of a table, in the names of files whose bytes are in the database."""
-_INLINED = re.compile(rf"/{INLINED}/[0-9a-f]{{32}}/[^/]+$")
+INLINED_NAME = f"/{INLINED}/[0-9a-f]{{32}}/[^/]+$"
+"""A regular expression of the ends of these names, for Python and PostgreSQL."""
+_INLINED = re.compile(INLINED_NAME)
 FILENAME_BYTES_MAX = 1_024
 COUNT_MAX = (1 << 63) - 1
 DIGEST_BYTES = 16

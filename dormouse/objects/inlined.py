@@ -19,7 +19,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from dormouse.errors import ObjectAlreadyExists
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import failed, missing, parquet_suffix, schema_version_of, whole_range
@@ -121,35 +120,30 @@ def local_name(name: str) -> str:
 class InlinedFiles(WrappedStore):
     """The object store of one table, in which inlined files are files on this machine.
 
-    A file without content in the database is looked for in the store below, like any other: `publish` writes
-    an inlined file there, for programs that only know the store. `contents` may be None in a process without
-    the database, which then only knows the files given to `hold`.
+    A file without content in the database is looked for in the store below, like any other.
     """
 
-    contents: Contents | None = field(default=None, repr=False, compare=False)
-
-    def hold(self, contents: Mapping[str, bytes]) -> None:
-        """Keeps the content of inlined files for reads that follow."""
-        for name, content in contents.items():
-            _local_files(self.store).add(name, content)
+    contents: Contents = field(repr=False, compare=False)
 
     def fetch(self, names: Iterable[str]) -> None:
         """Reads from the database, in one round trip, the content of those inlined files that need it."""
         wanted = [name for name in dict.fromkeys(names) if is_inlined(name)]
-        if not wanted or self.contents is None:
+        if not wanted:
             return
         local = _local_files(self.store)
         if unknown := [name for name in wanted if local.path(name) is None]:
-            self.hold(self.contents(unknown))
+            for name, content in self.contents(unknown).items():
+                local.add(name, content)
 
-    def publish(self, names: Iterable[str]) -> None:
-        """Writes inlined files as objects of their names, for programs that read the store themselves."""
-        wanted = [name for name in dict.fromkeys(names) if is_inlined(name)]
-        self.fetch(wanted)
-        for name in wanted:
-            if (path := self._inlined(name)) is not None:
-                with suppress(ObjectAlreadyExists):
-                    self.store.put(name, path.read_bytes())
+    def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
+        """Deletes objects, and the local files of inlined ones that processes of this machine have."""
+        deleted = list(names)
+        if local := [local_name(name) for name in deleted if is_inlined(name)]:
+            for slot in self.store.staging_area().folder.glob("*"):
+                for one in local:
+                    with suppress(OSError):
+                        (slot / one).unlink(missing_ok=True)
+        return self.store.delete(deleted)
 
     def get(self, name: str) -> bytes:
         path = self._inlined(name)
@@ -190,7 +184,7 @@ def _read(path: Path, name: str) -> bytes:
         raise missing(name, "the database") from error
 
 
-def inlining(store: ObjectStore, contents: Contents | None) -> InlinedFiles:
+def inlining(store: ObjectStore, contents: Contents) -> InlinedFiles:
     """Returns the store with the inlined files of one table, whose content `contents` returns."""
     return InlinedFiles(store.store if isinstance(store, InlinedFiles) else store, contents)
 

@@ -106,7 +106,7 @@ class TableContext:
         return cast("InlinedFiles", self.objects)
 
     def _contents(self, filenames: Sequence[str]) -> dict[str, bytes]:
-        return self.store.contents(filenames)
+        return self.store.inlined.read(filenames)
 
     @cached_property
     def schema(self) -> Schema:

@@ -450,6 +450,7 @@ def _write(
 
     def merged(path: Path) -> FileFacts:
         of_inputs = deletions.of_inputs
+        context.inlined.fetch(item.filename for item in job.inputs)
         inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
         with inputs.verified(path.parent) as places:
             facts = merge_inputs(context, job, places, path, region_of(context, job), now_ms, of_inputs)

@@ -138,7 +138,6 @@ def ingest_in_process(
     Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`; then nothing was added, and the
     written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
     """
-
     given = GivenData(data, deletes)
     progress = progress or no_progress
 
@@ -146,10 +145,7 @@ def ingest_in_process(
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
         files, source = inlined_of(current, source, progress) if may_inline(current) else ([], source)
-        if files:
-            return files
-        held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
-        return write_leaves(current, attempt, source, progress, held_bytes)
+        return files or write_leaves(current, attempt, source, progress, memory_bytes or _held_bytes())
 
     def inlined(current: TableContext) -> list[FileWithReferences]:
         if is_keyed(current.properties) or not (may_inline(current) and is_small(given.data)):
@@ -160,6 +156,11 @@ def ingest_in_process(
             return []  # the columns may have changed, which `write` notices
 
     return ingest_once(context, ingest_id, write, digest=given.digest, inlined=inlined)
+
+
+def _held_bytes() -> int:
+    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
+    return load_settings().ingest_memory_bytes or share
 
 
 def inlined_of(
@@ -174,11 +175,6 @@ def inlined_of(
     check_ingested(rows, source.rows_total, files, context.properties)
     progress(rows, source.rows_total)
     return files, source
-
-
-@cache
-def _share_of_memory() -> int:
-    return min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
@@ -425,7 +421,7 @@ def _commit_inlined(
     pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
     for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
         try:
-            applied = context.store.add_inlined(
+            applied = context.store.inlined.add(
                 files, commit_id=commit_id(ingest_id), source=source, schema_version=context.schema.version
             )
         except CommitOutcomeUnknown as error:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from dormouse.data.leaf_sorter import LeafLookup
+from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
 from dormouse.data.newest import Marks
-from dormouse.data.sketches import KeySampler
 from dormouse.model.file_reference import INLINED, FileWithReferences
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
@@ -39,7 +39,6 @@ SMALL_BYTES = 2_048
 """The bytes of rows below which compression and dictionaries gain nothing."""
 DATA_BYTES_MAX = 16 * 1024 * 1024
 ROWS_MAX = 100_000
-SORTED_BYTES = 64 * 1024 * 1024
 TABLES_MAX = 1_000
 COUNTED_SECONDS = 1.0
 FULL_SHARE, LOW_SHARE = 0.75, 0.5
@@ -75,7 +74,7 @@ class Budget:
             known = self._counts.get(uuid_)
         is_old = known is None or time.monotonic() > known.counted_at + COUNTED_SECONDS
         if known is None or is_old or known.added * COUNTED_SHARE > bytes_max:
-            _, byte_count = store.inlined()
+            _, byte_count = store.inlined.total()
             share = LOW_SHARE if known is not None and known.is_full else FULL_SHARE
             known = _Count(byte_count, time.monotonic(), byte_count >= share * bytes_max)
             with self._lock:
@@ -156,41 +155,46 @@ def inlined_name(table: TableRecord, schema_version: int) -> Callable[[str], str
 
 
 class InlinedLeaves(LeafFiles):
-    """A writer of sorted rows to inlined files, one for each leaf or one for all leaves."""
+    """A writer of rows to inlined files, one for each leaf or one for all leaves."""
+
+    def files(self, rows: pa.Table, leaves: pa.Int32Array) -> list[FileWithReferences]:
+        """Returns the files of some rows in any order; `leaves` has the position of the leaf of each row."""
+        counts = np.bincount(leaves.to_numpy(), minlength=len(self._ids))
+        if rows.num_rows > 1:
+            rows = rows.append_column(LEAF, leaves)
+            order = [LEAF, *self._schema.key_names] if self._one_file_per_leaf else self._schema.key_names
+            places = sort_indices(rows, order, self._newest_first)
+            rows = rows if places is None else rows.take(places)
+        rows = rows.select(self._schema.names).combine_chunks()
+        return list(self.write_in_order(iter(rows.to_batches()), counts))
 
     def _stored(
         self, name: str, rows: Iterator[pa.RecordBatch], total: int
     ) -> tuple[FileFacts, bytes | None]:
         marks = Marks()
         batches = list(marks.counted(rows) if is_keyed(self._properties) else rows)
-        content, row_count = _encoded(batches, self._schema, self._properties)
-        sampler = KeySampler(self._schema, row_count)
-        for batch in batches:
-            sampler.add(batch)
+        sink = pa.BufferOutputStream()
+        write_groups(sink, iter(batches), self._schema, self._properties, self._shape_of)
+        content = sink.getvalue().to_pybytes()
+        keys = self._schema.row_keys
+        first, last = (
+            encode_key(keys, [batch.column(key.name)[row].as_py() for key in keys])
+            for batch, row in ((batches[0], 0), (batches[-1], -1))
+        )
         facts = FileFacts(
-            row_count=row_count,
+            row_count=sum(batch.num_rows for batch in batches),
             byte_count=len(content),
-            min_key=encode_key(self._schema.row_keys, sampler.first or ()),
-            max_key=encode_key(self._schema.row_keys, sampler.last or ()),
+            min_key=first,
+            max_key=last,
             digest=new_digest(data=content).digest(),
             marks=marks.marks,
         )
         return facts, content
 
-
-def _encoded(
-    batches: Sequence[pa.RecordBatch], schema: Schema, properties: TableProperties
-) -> tuple[bytes, int]:
-    """Returns the rows as the bytes of a Parquet file, and their number."""
-    sink = pa.BufferOutputStream()
-    write_groups(sink, iter(batches), schema, properties, lambda first: _shape(first, schema, properties))
-    return sink.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches)
-
-
-def _shape(first: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
-    if first.nbytes > SMALL_BYTES:
-        return FileShape.like(first, schema, properties)
-    return FileShape(compression="none", plain_columns=tuple(schema.names))
+    def _shape_of(self, first: pa.Table) -> FileShape:
+        if first.nbytes > SMALL_BYTES:
+            return super()._shape_of(first)
+        return FileShape(compression="none", plain_columns=tuple(self._schema.names))
 
 
 def inlined_files(
@@ -200,13 +204,13 @@ def inlined_files(
 
     The rows fit the table's stored columns.
     """
+    rows = pa.Table.from_batches(batches) if batches else None
+    if rows is None or not rows.num_rows:
+        return None
     lookup, name_of = _leaves_of(context), inlined_name(context.table, context.schema.version)
     writer = InlinedLeaves(
         context.objects, context.stored_schema, context.properties, lookup.leaf_ids, name_of
     )
-    with writer.sorter(SORTED_BYTES) as sorter:
-        for batch in batches:
-            sorter.add(batch, lookup.indexes(batch))
-        files = list(writer.write(sorter))
+    files = writer.files(rows, lookup.indexes(rows))
     bytes_max = context.properties.inline_bytes_max
     return None if any((file.byte_count or 0) > bytes_max for file in files) else files

@@ -445,8 +445,12 @@ class LeafFiles:
             len(self._ids),
             by_leaf=self._one_file_per_leaf,
             memory_bytes=memory_bytes,
-            descending=[*newest_first(self._properties)[:-1], ROW] if is_keyed(self._properties) else (),
+            descending=self._newest_first,
         )
+
+    @property
+    def _newest_first(self) -> Sequence[str]:
+        return [*newest_first(self._properties)[:-1], ROW] if is_keyed(self._properties) else ()
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
         """Writes all rows of the sorter, and yields each written file. Without rows, there is no file."""

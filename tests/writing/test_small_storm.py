@@ -201,8 +201,8 @@ def same(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
 def empty_soon(table: Table) -> None:
     """Waits until the content of all merged files is collected: no file is inlined any more."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while table.context.store.inlined() != (0, 0):
-        assert time.monotonic() < deadline, table.context.store.inlined()
+    while table.context.store.inlined.total() != (0, 0):
+        assert time.monotonic() < deadline, table.context.store.inlined.total()
         table.collect_garbage()
         time.sleep(0.1)
 

@@ -18,6 +18,10 @@ select c.file_id, c.content from {file_content} c where c.file_id = any(%(file_i
 -- The number and the bytes of the inlined files.
 select count(*), coalesce(sum(octet_length(c.content)), 0)::bigint from {file_content} c;
 
+-- name: vacuum_content
+-- Frees the space of deleted content.
+vacuum {file_content};
+
 -- name: layout_of_table
 -- The layout that a table has now.
 select layout from tables where table_id = %(table_id)s;

@@ -56,6 +56,7 @@ from dormouse.state.files.facts import (
     PlannedRows,
 )
 from dormouse.state.files.holds import lock_history
+from dormouse.state.files.inlined import InlinedContent
 from dormouse.state.files.layout import (
     OwnTables,
     key_arrays,
@@ -64,7 +65,7 @@ from dormouse.state.files.layout import (
 )
 from dormouse.state.files.operations import Commit, CommitResult, Kind
 from dormouse.state.files.totals import Differences, TableTotals
-from dormouse.state.files.updates import Whole, apply_at_once, apply_commits, whole_statement
+from dormouse.state.files.updates import Whole, apply_commits, whole_statement
 
 PAGE_ROWS = 10_000
 _FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
@@ -132,26 +133,6 @@ class FileReferenceStore:
         of the files' data. It is recorded with the commit id for `is_of_source`.
         """
         return self._all_or_none("add_files", list(files), commit_id, conn, source=source)
-
-    def add_inlined(
-        self,
-        files: Sequence[FileWithReferences],
-        *,
-        commit_id: str,
-        source: bytes | None,
-        schema_version: int,
-    ) -> bool:
-        """Adds files in one statement with one flush, if nothing is in the way.
-
-        Returns False, and adds nothing, if the commit or a file was added before, a partition left the tree,
-        or the table's schema has another version. `add_files_with_references` then tells which it was.
-        """
-        return apply_at_once(
-            self.own,
-            "add_files",
-            Commit(files, commit_id, expires=False, same_content=False, source=source),
-            {"schema_version": schema_version},
-        )
 
     def assign_job_ids(
         self,
@@ -472,17 +453,6 @@ class FileReferenceStore:
         values = {"file_ids": Uuids(list(map(narrow_bytes, filenames)))}
         return dict(self.own.fetch("digests", values, run=run_statement))
 
-    def contents(self, filenames: Sequence[str]) -> dict[str, bytes]:
-        """Returns the bytes of inlined files, by name. Files that are not known are left out."""
-        ids = {narrow_bytes(name): name for name in filenames}
-        rows = self.own.fetch("contents", {"file_ids": Uuids(list(ids))}, run=run_statement)
-        return {ids[file_id.bytes]: content for file_id, content in rows}
-
-    def inlined(self) -> tuple[int, int]:
-        """Returns the number and the bytes of the inlined files."""
-        [(files, byte_count)] = self.own.fetch("inlined_total", operation="count inlined files")
-        return int(files), int(byte_count)
-
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """Returns the filenames of each partition, by partition id. Partitions without files are absent."""
         return dict(self.own.fetch("partition_to_filenames", run=partial(run_transaction, scans=True)))
@@ -531,6 +501,11 @@ class FileReferenceStore:
     def totals(self) -> TableTotals:
         """The totals of the table: files, rows, bytes and partitions."""
         return TableTotals(self.own)
+
+    @property
+    def inlined(self) -> InlinedContent:
+        """The content of the table's inlined files."""
+        return InlinedContent(self.own)
 
     @property
     def differences(self) -> Differences:
