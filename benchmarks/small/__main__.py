@@ -22,7 +22,7 @@ from benchmarks.harness.place import Place, own_place
 from benchmarks.harness.report import Grid, median_ratio, turns, values
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.together import PRELOAD, Result, Task, run_together, summary
-from benchmarks.small.reads import INLINED, READS, Amounts, flush, reads
+from benchmarks.small.reads import FILES, READS, Amounts, flush, reads
 from benchmarks.small.sides import SIDES, Ingesting
 from benchmarks.small.steady import STEADY, steady
 
@@ -150,8 +150,8 @@ BENCHMARK = Benchmark(
             {kind: kind.replace("_", "-", 1).replace("_", " ") for kind in READS},
             {
                 "{}_ms_none": "ms without",
-                f"{{}}_ms_with_{INLINED}_inlined": f"ms with {INLINED:,}",
-                f"{{}}_with_{INLINED}_inlined_vs_none": "speed with ÷ without",
+                f"{{}}_ms_with_{FILES}_inlined": f"ms with {FILES:,}",
+                f"{{}}_with_{FILES}_inlined_vs_none": "speed with ÷ without",
             },
             "reads of a table with and without small files",
         ),

@@ -13,9 +13,10 @@ import pyarrow as pa
 import dormouse as dm
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.report import median_ratio, turns
+from benchmarks.small.sides import INLINED
 from dormouse.api.table import Table
 
-INLINED = 1_000
+FILES = 1_000
 WARM = 8
 EVENTS = dm.Schema(
     [dm.Field("key", dm.LONG)], [], [dm.Field("device", dm.STRING), dm.Field("value", dm.DOUBLE)]
@@ -41,7 +42,7 @@ class Amounts:
     """The rows of the large file, and the number of small files of one row each."""
 
     rows: int
-    small: int = INLINED
+    small: int = FILES
 
     def key_of_small(self, number: int) -> int:
         return number * (self.rows // self.small) * _KEY_STEP + 1
@@ -50,7 +51,7 @@ class Amounts:
 def reads(instance: dm.Instance, amounts: Amounts, rounds: int, tell: Tell) -> Figures:
     """Returns the speed of reads of a table with small files ÷ of one with the same rows without."""
     tell("tables to read")
-    tables = {name: instance.create_table(name, EVENTS) for name in ("none", "inlined")}
+    tables = {name: instance.create_table(name, EVENTS, properties=INLINED) for name in ("none", "inlined")}
     small = [events(amounts.key_of_small(number) // _KEY_STEP, 1, 1) for number in range(amounts.small)]
     for table in tables.values():
         table.ingest(events(0, amounts.rows))
@@ -70,8 +71,8 @@ def reads(instance: dm.Instance, amounts: Amounts, rounds: int, tell: Tell) -> F
     found: Figures = {}
     for kind, of in seconds.items():
         found[f"{kind}_ms_none"] = round(1_000 * median(of["none"]), 3)
-        found[f"{kind}_ms_with_{INLINED}_inlined"] = round(1_000 * median(of["inlined"]), 3)
-        found[f"{kind}_with_{INLINED}_inlined_vs_none"] = round(median_ratio(of["none"], of["inlined"]), 3)
+        found[f"{kind}_ms_with_{FILES}_inlined"] = round(1_000 * median(of["inlined"]), 3)
+        found[f"{kind}_with_{FILES}_inlined_vs_none"] = round(median_ratio(of["none"], of["inlined"]), 3)
     return found
 
 
@@ -106,7 +107,7 @@ def _expect(number: int, wanted: int) -> None:
 def flush(instance: dm.Instance, row_count: int, tell: Tell) -> Figures:
     """Returns the rows a second of a compaction of one-row files."""
     tell(f"{row_count:,} one-row files")
-    table = instance.create_table("flushed", EVENTS)
+    table = instance.create_table("flushed", EVENTS, properties=INLINED)
     for number in range(row_count):
         table.ingest(events(number, 1))
     tell("compaction")

@@ -15,6 +15,8 @@ from dormouse.errors import CommitFailed
 from dormouse.postgres import RETRIES
 
 SCHEMA = dm.Schema([dm.Field("part", dm.LONG), dm.Field("key", dm.LONG)], [], [dm.Field("payload", dm.BYTES)])
+INLINED = dm.TableProperties(inline_bytes_max=65_536)
+"""The properties of tables that keep small files in PostgreSQL."""
 
 
 class Ingesting(Dormouse):
@@ -24,7 +26,7 @@ class Ingesting(Dormouse):
 
     def create(self, table: str, partitions: int = 1) -> None:
         with self.open() as instance:
-            instance.create_table(table, SCHEMA)
+            instance.create_table(table, SCHEMA, properties=INLINED)
 
     @contextmanager
     def appender(self, table: str, writer: int) -> Iterator[Steps]:

@@ -16,7 +16,7 @@ from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.place import Place
 from benchmarks.peers.peer import Steps, refused_on, tiny_rows
 from benchmarks.peers.together import Result, Task, run_together, summary
-from benchmarks.small.sides import SCHEMA
+from benchmarks.small.sides import INLINED, SCHEMA
 from dormouse.errors import CommitFailed
 
 ALONE_SECONDS = 5.0
@@ -26,6 +26,8 @@ STEADY = {
     "steady_commits_per_s": "steady load: commits/s",
     "steady_failed": "refused or unfinished commits",
     "steady_lost_rows": "lost or surplus rows at the end",
+    "steady_inlined_bytes_max": "largest content of inlined files, bytes",
+    "steady_inlined_bytes_limit": "its limit",
     "steady_bytes_max": "largest size of all of PostgreSQL's tables, bytes",
     "steady_bytes_at_half": "the same after half of the time",
     "steady_bytes_at_end": "the same at the end",
@@ -39,16 +41,16 @@ STEADY = {
 def steady(place: Place, seconds: int, writers: int, tell: Tell) -> Figures:
     """Runs the load, and commits to another table before, beside and after it."""
     dsn, objects = place.create_database("steady"), f"file://{place.folder}/steady"
-    properties = dm.TableProperties(gc_delay_seconds=5, history_retention_seconds=5)
+    short = INLINED.model_copy(update={"gc_delay_seconds": 5, "history_retention_seconds": 5})
     with dm.connect(dsn, objects) as instance:
         for name in ("load", "other"):
-            instance.create_table(name, SCHEMA, properties=properties)
+            instance.create_table(name, SCHEMA, properties=short)
     other = Task(partial(_appender, dsn, objects, "other", 0))
     tell("another table, alone")
     alone = _others(other)
     wal = _wal(dsn)
     tell(f"{writers} writers for {seconds} s")
-    with _watched(dsn) as sizes:
+    with _watched(dsn, objects) as (sizes, inlined):
         load = [Task(partial(_appender, dsn, objects, "load", writer)) for writer in range(writers)]
         upkeep = Task(partial(_upkeep, dsn, objects))
         tallies = run_together([*load, other, upkeep], seconds, _GRACE_SECONDS)
@@ -62,6 +64,8 @@ def steady(place: Place, seconds: int, writers: int, tell: Tell) -> Figures:
         "steady_commits_per_s": round(result.per_second, 1),
         "steady_failed": result.refused + result.unfinished,
         "steady_lost_rows": abs(rows - added) if not result.unfinished else max(added - rows, 0),
+        "steady_inlined_bytes_max": max(inlined),
+        "steady_inlined_bytes_limit": short.inline_total_bytes_max,
         "steady_bytes_max": max(sizes),
         "steady_bytes_at_half": sizes[len(sizes) // 2],
         "steady_bytes_at_end": sizes[-1],
@@ -103,21 +107,28 @@ def _upkeep(dsn: str, objects: str) -> Iterator[Steps]:
 
 
 @contextmanager
-def _watched(dsn: str) -> Iterator[list[int]]:
-    """Yields a list to which a thread adds the size of the database's tables every second."""
-    over, sizes = Event(), [_size(dsn)]
+def _watched(dsn: str, objects: str) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields two lists to which a thread adds every second the sizes of the database and of inlined files."""
+    over, sizes, inlined = Event(), list[int](), list[int]()
 
-    def watch() -> None:
+    def watch(table: dm.Table) -> None:
         while not over.wait(_LOOK_SECONDS):
-            sizes.append(_size(dsn))
+            look(table)
 
-    watching = Thread(target=watch)
-    watching.start()
-    try:
-        yield sizes
-    finally:
-        over.set()
-        watching.join()
+    def look(table: dm.Table) -> None:
+        sizes.append(_size(dsn))
+        inlined.append(table.context.store.inlined.total()[1])
+
+    with dm.connect(dsn, objects, read_only=True) as instance:
+        table = instance.table("load")
+        look(table)
+        watching = Thread(target=watch, args=(table,))
+        watching.start()
+        try:
+            yield sizes, inlined
+        finally:
+            over.set()
+            watching.join()
 
 
 def _value(dsn: str, query: str) -> Any:

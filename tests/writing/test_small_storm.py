@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.errors import ObjectNotFound, QueryOvertaken
+from dormouse.errors import CutExpired, ObjectNotFound, QueryOvertaken
 from tests.storming import PATIENCE_SECONDS, Workers
 from tests.support.api import Table
 from tests.support.state import LAYOUTS
@@ -141,7 +141,7 @@ def read(table: Table, way: int) -> list[dict[str, Any]]:
     for left in reversed(range(READS_MAX)):
         try:
             return _read(table, way % 3)
-        except (ObjectNotFound, QueryOvertaken):  # happens because files are collected without a delay
+        except (ObjectNotFound, QueryOvertaken, CutExpired):  # files are kept only for a second
             if not left:
                 raise
     raise AssertionError
