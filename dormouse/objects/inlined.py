@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.text import narrow_id
-from dormouse.objects.names import failed, missing, whole_range
+from dormouse.objects.names import failed, missing, parquet_suffix, schema_version_of, whole_range
 from dormouse.objects.staging import Slot
 from dormouse.objects.store import ObjectStore, WrappedStore
 
@@ -112,8 +112,8 @@ def _local_files(store: ObjectStore) -> _LocalFiles:
 
 
 def local_name(name: str) -> str:
-    """Returns the name of the local file of an inlined file."""
-    return f"{narrow_id(name).hex}.parquet"
+    """Returns the name of the local file of an inlined file, which tells the version of its schema as well."""
+    return f"{narrow_id(name).hex}{parquet_suffix(schema_version_of(name))}"
 
 
 @dataclass(frozen=True)
