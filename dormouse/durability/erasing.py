@@ -581,7 +581,7 @@ class _Erasing:
         return versions
 
     def end_writers(self, *, abandon: bool) -> list[tuple[str, str]]:
-        """Waits for writers that began before the deletion. With `abandon`, ends their write attempts instead.
+        """Waits for writers that began before the deletion; with `abandon`, ends their attempts instead.
 
         Then deletes the objects of abandoned attempts. Returns the writers that still run, as (attempt id,
         object prefix) pairs.

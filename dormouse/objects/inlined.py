@@ -112,7 +112,7 @@ def _local_files(store: ObjectStore) -> _LocalFiles:
 
 
 def local_name(name: str) -> str:
-    """Returns the name of the local file of an inlined file. Its suffix has the version of its columns."""
+    """Returns the name of the local file of an inlined file, which tells the version of its schema as well."""
     return f"{narrow_id(name).hex}{parquet_suffix(schema_version_of(name))}"
 
 

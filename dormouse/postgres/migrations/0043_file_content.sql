@@ -7,6 +7,7 @@ create table file_content (
     file_id uuid not null,
     -- a Parquet file
     content bytea not null,
+    added_at timestamptz not null default clock_timestamp(),
     constraint file_content_pkey primary key (file_id, table_id)
 ) partition by list (table_id);
 alter table file_content alter column content set storage external;
