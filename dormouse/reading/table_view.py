@@ -32,7 +32,6 @@ from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
 from dormouse.reading.planner import (
     Page,
-    PlannedReference,
     PlanSummary,
     QueryPlan,
     Scan,
@@ -83,7 +82,7 @@ class _PlannedPage(NamedTuple):
     @staticmethod
     def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
         deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
-        made = plan(page, map(PlannedReference._make, rows.references), deletions)
+        made = plan(page, rows.references, deletions)
         return _PlannedPage(page, made, snapshot)
 
 
@@ -444,7 +443,7 @@ class _View:
             page = first_page(tree, ranges, leaves_max)
         # a leaf may reach beyond the page, whose end a reader that filters again does not know
         is_whole = page.rest is None and not self._is_further
-        return replace(page, filtered_again=self._filtered_again and is_whole)
+        return replace(page, filtered_again=self._filtered_again and is_whole, is_only=is_whole)
 
     def _bounds(self, ranges: KeyRanges) -> KeyBounds:
         return key_bounds(self._context.schema, ranges)
