@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dormouse.reading import bundles
 from tests.support.model import TableProperties
 
 INLINED_BYTES = 65_536
@@ -40,10 +41,10 @@ def also_inlined(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def inlining(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes the default of `inline_bytes_max` the parameter, for the tables of this process."""
-    field = TableProperties.model_fields["inline_bytes_max"]
-    before, field.default = field.default, request.param
+    """Makes the default of `inline_bytes_max` the parameter, and lets readers join any two inlined files."""
+    field, files_min = TableProperties.model_fields["inline_bytes_max"], bundles.FILES_MIN
+    before, field.default, bundles.FILES_MIN = field.default, request.param, 2
     TableProperties.model_rebuild(force=True)
     yield
-    field.default = before
+    field.default, bundles.FILES_MIN = before, files_min
     TableProperties.model_rebuild(force=True)

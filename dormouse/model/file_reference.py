@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 
 from dormouse.errors import InvalidInput
 from dormouse.model.text import check_text, check_texts
@@ -20,9 +21,10 @@ COUNT_MAX = (1 << 63) - 1
 DIGEST_BYTES = 16
 
 
+@lru_cache(maxsize=100_000)
 def is_inlined(filename: str) -> bool:
     """Returns whether the name is that of a file whose bytes are in the database."""
-    return INLINED in filename and _INLINED.search(filename) is not None
+    return _INLINED.search(filename) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

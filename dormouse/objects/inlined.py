@@ -112,7 +112,7 @@ def _local_files(store: ObjectStore) -> _LocalFiles:
 
 
 def local_name(name: str) -> str:
-    """Returns the name of the local file of an inlined file, which tells the version of its schema as well."""
+    """Returns the name of the local file of an inlined file; it ends with the version of the schema."""
     return f"{narrow_id(name).hex}{parquet_suffix(schema_version_of(name))}"
 
 
@@ -134,6 +134,14 @@ class InlinedFiles(WrappedStore):
         if unknown := [name for name in wanted if local.path(name) is None]:
             for name, content in self.contents(unknown).items():
                 local.add(name, content)
+
+    def add(self, name: str, content: bytes) -> None:
+        """Adds a local file that readers find by a name like that of an inlined file."""
+        _local_files(self.store).add(name, content)
+
+    def has(self, name: str) -> bool:
+        """Returns whether this process has the local file of a name."""
+        return _local_files(self.store).path(name) is not None
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
         """Deletes objects, and the local files of inlined ones that processes of this machine have."""

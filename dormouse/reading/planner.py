@@ -222,13 +222,15 @@ class QueryPlan:
     """The plan of one page: scans in groups. Every row of a group sorts before every row of the next group.
 
     `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
-    of the groups in the page, where groups without files are left out.
+    of the groups in the page, where groups without files are left out. `inlined` are the inlined files to
+    which the page's partitions refer, also those without wanted rows.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
+    inlined: frozenset[str] = frozenset()
 
     @property
     def filenames(self) -> tuple[str, ...]:

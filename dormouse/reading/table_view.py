@@ -25,6 +25,7 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Cut, Position, When
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
@@ -83,7 +84,8 @@ class _PlannedPage(NamedTuple):
     def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
         deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
         made = plan(page, rows.references, deletions)
-        return _PlannedPage(page, made, snapshot)
+        inlined = frozenset(row[1] for row in rows.references if is_inlined(row[1]))
+        return _PlannedPage(page, replace(made, inlined=inlined) if inlined else made, snapshot)
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ def plan_query(
     filtered_again: bool = False,
     begun: bool = False,
     at: Position | None = None,
+    bundles: bool = False,
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
 
@@ -114,6 +117,7 @@ def plan_query(
     planned as of a later moment, if that moment has the same rows.
 
     A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
+    With `bundles`, scans may be of bundles of inlined files, which only this process can read.
 
     Raises:
 
@@ -133,7 +137,9 @@ def plan_query(
                 "property gc_delay_seconds"
             )
         moment.snapshot = moment.snapshot or first.snapshot
-    return (group for planned in view.pages(first) for group in _readable(context, planned.plan).groups)
+    return (
+        group for planned in view.pages(first) for group in _readable(context, planned.plan, bundles).groups
+    )
 
 
 def differing_groups(
@@ -184,12 +190,13 @@ def plan_tables(
     filtered_again: bool = False,
     begun: bool = False,
     at: Sequence[Position] | None = None,
+    bundles: bool = False,
 ) -> list[QueryPlan]:
     """Returns a plan for each of several tables of one instance; each plan has one group.
 
     All plans are of one moment, or each is of its own position in `at`. With `begun`, no error is raised if
-    properties have changed. Raises the errors of `plan_query`. Also raises `InvalidQuery`, before planning,
-    if a table with many leaves has more than `files_max` files in them.
+    properties have changed. For `bundles`, see `plan_query`. Raises the errors of `plan_query`. Also raises
+    `InvalidQuery`, before planning, if a table with many leaves has more than `files_max` files in them.
     """
     if files_max is not None:
         for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
@@ -206,13 +213,19 @@ def plan_tables(
         plans = _planned_together(wanted, filtered_again=filtered_again, begun=begun)
     else:
         plans = []
-    return [_readable(context, made) for (context, _), made in zip(wanted, plans, strict=True)]
+    return [_readable(context, made, bundles) for (context, _), made in zip(wanted, plans, strict=True)]
 
 
-def _readable(context: TableContext, made: QueryPlan) -> QueryPlan:
-    """Returns the plan, after the content of its inlined files was read."""
+def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> QueryPlan:
+    """Returns the plan, after the content of its inlined files was read, with bundles of them if wanted."""
+    if not made.inlined:
+        return made
     context.inlined.fetch(scan.filename for group in made.groups for scan in group)
-    return made
+    if not bundles:
+        return made
+    from dormouse.reading.bundles import bundled  # plans import no pyarrow
+
+    return replace(made, groups=tuple(bundled(context, group, made.inlined) for group in made.groups))
 
 
 def _planned_together(

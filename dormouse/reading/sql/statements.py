@@ -423,6 +423,7 @@ class _Statement:
                 filtered_again=self._filters_again,
                 begun=self.is_open,
                 at=self.moments.all([name for name, _ in named]),
+                bundles=True,
             )
         )
         return [{name: list(chain(*next(plans).groups)) for name in one} for one in several]
@@ -433,7 +434,8 @@ class _Statement:
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES
         at = self.moments.of(name)
-        plan = plan_query(self.contexts[name], ranges, filtered_again=True, begun=self.is_open, at=at)
+        begun = self.is_open
+        plan = plan_query(self.contexts[name], ranges, filtered_again=True, begun=begun, at=at, bundles=True)
         for group in plan:
             if len(scans) + len(group) > files and scans:
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
