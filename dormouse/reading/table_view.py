@@ -25,7 +25,7 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Cut, Position, When
-from dormouse.model.file_reference import is_inlined
+from dormouse.model.file_reference import INLINED, is_inlined
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
@@ -44,6 +44,7 @@ from dormouse.reading.planner import (
 from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.facts import KeyBounds, PlannedRows
+from dormouse.state.files.inlined import KnownContent
 from dormouse.state.history.ends import check_since
 from dormouse.state.history.moments import expired_by_erasure, kept, position_of
 
@@ -294,6 +295,13 @@ def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None
     return added_up(planned.plan for planned in view.pages(first, PAGE_LEAVES_MAX))
 
 
+PLAN_CONTENT_BYTES_MAX = 1024 * 1024
+"""The most bytes of inlined files that come with a plan."""
+PLANS_KNOWN_MAX = 1_000
+_plans: dict[tuple[str, tuple[str, ...]], str] = {}
+"""The snapshots of the last plans that brought inlined files, by table and partitions."""
+
+
 class _View:
     """The state of a table that all plans of one query see."""
 
@@ -334,9 +342,12 @@ class _View:
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
+            key = self._context.table.uuid, tuple(page.partition_ids)
+            bounds, known = self._bounds(ranges), self._known_content(key)
             epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
-                partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
+                partial(self._store.planned_on, page.partition_ids, bounds, inlined=known)
             )
+            self._hold(key, snapshot, rows)
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
@@ -417,6 +428,22 @@ class _View:
                 raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
         return _PlannedPage.of(page, ranges, known, snapshot)
+
+    def _known_content(self, key: tuple[str, tuple[str, ...]]) -> KnownContent | None:
+        """Returns the inlined files that a plan need not bring; None if the table should have none."""
+        if not self._context.properties.inline_bytes_max:
+            return None
+        prefix = f"{self._context.table.object_prefix}{INLINED}/"
+        return KnownContent(prefix, _plans.get(key), PLAN_CONTENT_BYTES_MAX)
+
+    def _hold(self, key: tuple[str, tuple[str, ...]], snapshot: str, rows: PlannedRows) -> None:
+        """Keeps the content that came with a plan."""
+        for name, content in rows.contents:
+            self._context.inlined.add(name, content)
+        if rows.contents:
+            if len(_plans) >= PLANS_KNOWN_MAX:
+                _plans.clear()
+            _plans[key] = snapshot
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
         """Raises `SchemaMoved` when columns or properties changed, unless the query has begun."""

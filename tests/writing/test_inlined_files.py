@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -13,8 +12,9 @@ import pytest
 import dormouse as dm
 from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidQuery
 from dormouse.model.file_reference import is_inlined
-from dormouse.reading import bundles
+from dormouse.reading import bundles, table_view
 from dormouse.state.files import updates
+from dormouse.state.files.inlined import InlinedContent
 from dormouse.writing import inlining
 from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
@@ -191,12 +191,28 @@ def test_a_check_finds_lost_content(instance: Instance, table: Table) -> None:
     assert "its content is not in the database" in problem.detail
 
 
-def test_a_new_process_fetches_the_content(table: Table, tmp_path: Path) -> None:
-    table.ingest(rows(1, 2))
-    with table.context.address.open() as context:
-        from dormouse.reading.executor import query
+@pytest.mark.parametrize("bytes_max", [1 << 20, 600, 0])
+def test_the_content_comes_with_the_plan_up_to_a_bound(
+    table: Table, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    for key in range(5):
+        table.ingest(rows(key))
+    fetched: list[str] = []
+    read = InlinedContent.read
 
-        assert query(context).read_all().num_rows == 2
+    def counted(content: InlinedContent, names: Sequence[str]) -> dict[str, bytes]:
+        fetched.extend(names)
+        return read(content, names)
+
+    monkeypatch.setattr(InlinedContent, "read", counted)
+    monkeypatch.setattr(table_view, "PLAN_CONTENT_BYTES_MAX", bytes_max)
+    for _ in range(2):
+        assert keys_of(table) == list(range(5))
+    assert len(fetched) == {1 << 20: 0, 600: 4, 0: 5}[bytes_max]
+    table.ingest(rows(5))
+    fetched.clear()
+    assert keys_of(table) == list(range(6))
+    assert len(fetched) == (0 if bytes_max else 1)
 
 
 def test_erased_rows_leave_the_database(instance: Instance) -> None:

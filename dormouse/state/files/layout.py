@@ -244,6 +244,8 @@ class Layout:
         merged = _SHARED_PARTS["merged"]
         parts["merged_of_refs"] = merged.including(named=_SHARED_PARTS["named_by_refs"])
         parts["merged_of_targets"] = merged.including(named=_SHARED_PARTS["named_by_targets"])
+        head = {name: _SHARED_PARTS[name] for name in ("deletions_listed", "may_meet")}
+        parts["plan_head"] = _READS["plan_head"].including(**head)
         pending = {"deletions_pending": _SHARED_PARTS["deletions_pending"]}
         parts["has_pending"] = _SHARED_PARTS["has_pending"].including(**pending)
         parts["without_deletions"] = _SHARED_PARTS["without_deletions"].including(

@@ -56,7 +56,7 @@ from dormouse.state.files.facts import (
     PlannedRows,
 )
 from dormouse.state.files.holds import lock_history
-from dormouse.state.files.inlined import InlinedContent
+from dormouse.state.files.inlined import InlinedContent, KnownContent
 from dormouse.state.files.layout import (
     OwnTables,
     key_arrays,
@@ -357,7 +357,11 @@ class FileReferenceStore:
         return self.own.following_in(work, "files_in", conn)
 
     def planned_on(
-        self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
+        self,
+        partition_ids: Sequence[str],
+        bounds: KeyBounds,
+        conn: psycopg.Connection[Any],
+        inlined: KnownContent | None = None,
     ) -> tuple[int, int, int, bool, str, PlannedRows]:
         """Returns the data with which a query of some partitions is planned, from one statement.
 
@@ -368,17 +372,22 @@ class FileReferenceStore:
         3. the version of the schema
         4. True if the properties that readers apply are the same as in this process
         5. the snapshot
-        6. the references, and the pending deletions that may affect rows within the bounds
+        6. the references, the pending deletions of rows within the bounds, and content, if `inlined` is given
         """
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
         values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
-        head, *rows = self.own.execute(conn, "plan", values).fetchall() or (None,)
+        name = "plan"
+        if inlined is not None:
+            name, values = "plan_inlined", {**values, **inlined._asdict()}
+        head, *rows = self.own.execute(conn, name, values).fetchall() or (None,)
         if head is None or head[0] is None:
             raise TableNotFound.gone(self.table.name)
-        if not all(row[-1] for row in rows):
+        if not all(row[11] for row in rows):
             raise self._unknown_file(partition_ids, conn)
-        planned = PlannedRows([row[3:11] for row in rows], head[2] or ())
+        contents = [] if inlined is None else [(row[4], row[12]) for row in rows if row[12] is not None]
+        references = [row[3:11] for row in rows[: len(rows) - len(contents)]]
+        planned = PlannedRows(references, head[2] or (), contents)
         return head[0], head[6], head[9], head[5], head[1], planned
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
