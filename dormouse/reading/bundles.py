@@ -112,7 +112,7 @@ def _made(context: TableContext, way: Way, names: frozenset[str], scans: Sequenc
     if any(path is None or not path.exists() for path in paths):
         return None
     rows = joined_rows(filter(None, paths), context.stored_schema, context.properties)
-    content = _encoded(rows, context.stored_schema)
+    content = encoded(rows, context.stored_schema)
     digest = blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
     name = f"{context.table.object_prefix}{INLINED}/{digest}/bundle{parquet_suffix(context.schema.version)}"
     context.inlined.add(name, content)
@@ -148,7 +148,8 @@ def joined_rows(paths: Iterable[Path], schema: Schema, properties: TableProperti
     return rows
 
 
-def _encoded(rows: pa.Table, schema: Schema) -> bytes:
+def encoded(rows: pa.Table, schema: Schema) -> bytes:
+    """Returns sorted rows as the bytes of a Parquet file that this process reads."""
     sink = pa.BufferOutputStream()
     told = [field.name for field in schema.fields if not (field.type.is_floating or field.type.is_nested)]
     pq.write_table(
