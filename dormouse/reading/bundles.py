@@ -66,12 +66,12 @@ def bundled(context: TableContext, scans: Sequence[Scan], referenced: Set[str]) 
             for scan in inlined
             if _kind(scan) != way.kind or scan.slices != way.slices or scan.deletions
         ):
-            joined |= {
-                id(scan): replace(bundle.scan, slices=way.slices)
-                for scan in some
-                if scan.filename in bundle.names
-            }
-    return tuple(dict.fromkeys(joined.get(id(scan), scan) for scan in scans))
+            scan = replace(bundle.scan, slices=way.slices)
+            joined |= {id(one): scan for one in some if one.filename in bundle.names}
+    if not joined:
+        return tuple(scans)
+    left = [scan for scan in scans if id(scan) not in joined]
+    return (*{id(scan): scan for scan in joined.values()}.values(), *left)
 
 
 def _kind(scan: Scan) -> tuple[str, int]:
@@ -108,6 +108,7 @@ def _bundle_of(
 
 def _made(context: TableContext, way: Way, names: frozenset[str], scans: Sequence[Scan]) -> _Bundle | None:
     """Returns a bundle of some files; None if one of them no longer exists, which its reader will report."""
+    context.inlined.fetch(scan.filename for scan in scans)
     paths = [context.objects.local_path(scan.filename) for scan in scans]
     if any(path is None or not path.exists() for path in paths):
         return None
