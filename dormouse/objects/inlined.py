@@ -42,7 +42,7 @@ class _LocalFiles:
     def __init__(self, store: ObjectStore) -> None:
         self._slot: Slot = store.staging_area().claim()
         self._process_id = os.getpid()
-        self._used: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._used: OrderedDict[str, tuple[Path, int, float]] = OrderedDict()
         self._byte_count = 0
         self._lock = threading.Lock()
         atexit.register(self._close)
@@ -57,11 +57,12 @@ class _LocalFiles:
         with self._lock:
             if (known := self._used.get(name)) is None:
                 return None
-            path = self._path(name)
+            path, size, _ = known
             if not path.exists():  # an erasure deleted it
-                self._byte_count -= self._used.pop(name)[0]
+                del self._used[name]
+                self._byte_count -= size
                 return None
-            self._used[name] = known[0], time.monotonic()
+            self._used[name] = path, size, time.monotonic()
             self._used.move_to_end(name)
             return path
 
@@ -69,14 +70,14 @@ class _LocalFiles:
         """Writes a local file unless there is one; returns its path."""
         if (known := self.path(name)) is not None:
             return known
-        path = self._path(name)
+        path = self._slot.path(local_name(name))
         written = path.with_suffix(f".{threading.get_ident()}")
         written.write_bytes(content)
         written.replace(path)  # whole, as another thread may read the same file
         with self._lock:
             if name not in self._used:
                 size = max(len(content), ITEM_BYTES)
-                self._used[name] = size, time.monotonic()
+                self._used[name] = path, size, time.monotonic()
                 self._byte_count += size
             self._forget_old()
         return path
@@ -84,15 +85,12 @@ class _LocalFiles:
     def _forget_old(self) -> None:
         since = time.monotonic() - KEPT_SECONDS
         while self._byte_count > KEPT_BYTES_MAX:
-            name, (size, used_at) = next(iter(self._used.items()))
+            name, (path, size, used_at) = next(iter(self._used.items()))
             if used_at > since:
                 return
             del self._used[name]
             self._byte_count -= size
-            self._path(name).unlink(missing_ok=True)
-
-    def _path(self, name: str) -> Path:
-        return self._slot.path(local_name(name))
+            path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self.is_own:

@@ -66,12 +66,12 @@ def bundled(context: TableContext, scans: Sequence[Scan], referenced: Set[str]) 
             for scan in inlined
             if _kind(scan) != way.kind or scan.slices != way.slices or scan.deletions
         ):
-            joined |= {
-                id(scan): replace(bundle.scan, slices=way.slices)
-                for scan in some
-                if scan.filename in bundle.names
-            }
-    return tuple(dict.fromkeys(joined.get(id(scan), scan) for scan in scans))
+            scan = replace(bundle.scan, slices=way.slices)
+            joined |= {id(one): scan for one in some if one.filename in bundle.names}
+    if not joined:
+        return tuple(scans)
+    left = [scan for scan in scans if id(scan) not in joined]
+    return (*{id(scan): scan for scan in joined.values()}.values(), *left)
 
 
 def _kind(scan: Scan) -> tuple[str, int]:
@@ -108,11 +108,12 @@ def _bundle_of(
 
 def _made(context: TableContext, way: Way, names: frozenset[str], scans: Sequence[Scan]) -> _Bundle | None:
     """Returns a bundle of some files; None if one of them no longer exists, which its reader will report."""
+    context.inlined.fetch(scan.filename for scan in scans)
     paths = [context.objects.local_path(scan.filename) for scan in scans]
     if any(path is None or not path.exists() for path in paths):
         return None
     rows = joined_rows(filter(None, paths), context.stored_schema, context.properties)
-    content = _encoded(rows, context.stored_schema)
+    content = encoded(rows, context.stored_schema)
     digest = blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
     name = f"{context.table.object_prefix}{INLINED}/{digest}/bundle{parquet_suffix(context.schema.version)}"
     context.inlined.add(name, content)
@@ -148,7 +149,8 @@ def joined_rows(paths: Iterable[Path], schema: Schema, properties: TableProperti
     return rows
 
 
-def _encoded(rows: pa.Table, schema: Schema) -> bytes:
+def encoded(rows: pa.Table, schema: Schema) -> bytes:
+    """Returns sorted rows as the bytes of a Parquet file that this process reads."""
     sink = pa.BufferOutputStream()
     told = [field.name for field in schema.fields if not (field.type.is_floating or field.type.is_nested)]
     pq.write_table(

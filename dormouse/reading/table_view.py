@@ -25,12 +25,13 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Cut, Position, When
-from dormouse.model.file_reference import INLINED, is_inlined
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
+from dormouse.reading.plan_content import hold, known_content
 from dormouse.reading.planner import (
     Page,
     PlanSummary,
@@ -44,7 +45,6 @@ from dormouse.reading.planner import (
 from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.facts import KeyBounds, PlannedRows
-from dormouse.state.files.inlined import KnownContent
 from dormouse.state.history.ends import check_since
 from dormouse.state.history.moments import expired_by_erasure, kept, position_of
 
@@ -221,12 +221,12 @@ def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> 
     """Returns the plan, after the content of its inlined files was read, with bundles of them if wanted."""
     if not made.inlined:
         return made
-    context.inlined.fetch(scan.filename for group in made.groups for scan in group)
-    if not bundles:
-        return made
-    from dormouse.reading.bundles import bundled  # plans import no pyarrow
+    if bundles:
+        from dormouse.reading.bundles import bundled  # plans import no pyarrow
 
-    return replace(made, groups=tuple(bundled(context, group, made.inlined) for group in made.groups))
+        made = replace(made, groups=tuple(bundled(context, group, made.inlined) for group in made.groups))
+    context.inlined.fetch(scan.filename for group in made.groups for scan in group)
+    return made
 
 
 def _planned_together(
@@ -285,7 +285,7 @@ def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
     """Returns what a query of some ranges would read, with only one page of the plan in memory at a time."""
     # the summary does not depend on the properties that merge and hide rows
-    view = _View(context, begun=True, at=at)
+    view = _View(context, begun=True, at=at, reads=False)
     leaves = context.partitions.tree().leaf_count
     if at is None and not ranges and leaves > PAGE_LEAVES_MAX:
         # all of a large table: the running totals have the answer
@@ -293,13 +293,6 @@ def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None
         return PlanSummary(leaves, leaves, totals.files, 0, totals.byte_count)
     first = view.first(ranges, PAGE_LEAVES_MAX, whole_tree=True)
     return added_up(planned.plan for planned in view.pages(first, PAGE_LEAVES_MAX))
-
-
-PLAN_CONTENT_BYTES_MAX = 1024 * 1024
-"""The most bytes of inlined files that come with a plan."""
-PLANS_KNOWN_MAX = 1_000
-_plans: dict[tuple[str, tuple[str, ...]], str] = {}
-"""The snapshots of the last plans that brought inlined files, by table and partitions."""
 
 
 class _View:
@@ -313,8 +306,10 @@ class _View:
         begun: bool = False,
         at: Position | None = None,
         moment: Moment | None = None,
+        reads: bool = True,
     ) -> None:
         self._context = context
+        self._reads = reads
         self._moment = moment
         self._at = at
         self._filtered_again = filtered_again
@@ -342,12 +337,12 @@ class _View:
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
-            key = self._context.table.uuid, tuple(page.partition_ids)
-            bounds, known = self._bounds(ranges), self._known_content(key)
+            ids, bounds = page.partition_ids, self._bounds(ranges)
+            known = known_content(self._context, ids, ranges) if self._reads else None
             epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
-                partial(self._store.planned_on, page.partition_ids, bounds, inlined=known)
+                partial(self._store.planned_on, ids, bounds, inlined=known)
             )
-            self._hold(key, snapshot, rows)
+            hold(self._context, ids, known, snapshot, rows)
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
@@ -428,22 +423,6 @@ class _View:
                 raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
         return _PlannedPage.of(page, ranges, known, snapshot)
-
-    def _known_content(self, key: tuple[str, tuple[str, ...]]) -> KnownContent | None:
-        """Returns the inlined files that a plan need not bring; None if the table should have none."""
-        if not self._context.properties.inline_bytes_max:
-            return None
-        prefix = f"{self._context.table.object_prefix}{INLINED}/"
-        return KnownContent(prefix, _plans.get(key), PLAN_CONTENT_BYTES_MAX)
-
-    def _hold(self, key: tuple[str, tuple[str, ...]], snapshot: str, rows: PlannedRows) -> None:
-        """Keeps the content that came with a plan."""
-        for name, content in rows.contents:
-            self._context.inlined.add(name, content)
-        if rows.contents:
-            if len(_plans) >= PLANS_KNOWN_MAX:
-                _plans.clear()
-            _plans[key] = snapshot
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
         """Raises `SchemaMoved` when columns or properties changed, unless the query has begun."""

@@ -49,6 +49,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 from dormouse.state.files.layout import OwnTables
+from dormouse.writing.inlining import with_joined
 from dormouse.writing.merge import KeyedMerge, merge_newest, merge_sorted
 from dormouse.writing.parquet_file import FileFacts
 
@@ -453,7 +454,8 @@ def _write(
         context.inlined.fetch(item.filename for item in job.inputs)
         inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
         with inputs.verified(path.parent) as places:
-            facts = merge_inputs(context, job, places, path, region_of(context, job), now_ms, of_inputs)
+            joined = with_joined(context, job, places, of_inputs, path.parent)
+            facts = merge_inputs(context, job, joined[0], path, region_of(context, job), now_ms, joined[1])
         check_output(job, context.properties, facts.row_count, deletes=any(of_inputs))
         cancellation.check()
         return facts

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,18 +20,21 @@ import pyarrow as pa
 
 from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
 from dormouse.data.newest import Marks
-from dormouse.model.file_reference import INLINED, FileWithReferences
+from dormouse.model.file_reference import INLINED, FileWithReferences, is_inlined
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, is_keyed
 from dormouse.objects.fault import new_digest
-from dormouse.objects.names import parquet_suffix
+from dormouse.objects.names import parquet_suffix, schema_version_of
+from dormouse.reading.bundles import encoded, joined_rows
 from dormouse.sources.given_rows import are_paths
 from dormouse.sources.source import Source
 from dormouse.state.context import TableContext
 from dormouse.writing.parquet_file import FileFacts, FileShape, LeafFiles, write_groups
 
 if TYPE_CHECKING:
+    from dormouse.reading.where import Deletion
+    from dormouse.state.files.compaction_jobs import CompactionJob
     from dormouse.state.files.store import FileReferenceStore
 
 ROWS_SHARE = 16
@@ -214,3 +218,36 @@ def inlined_files(
     files = writer.files(rows, lookup.indexes(rows))
     bytes_max = context.properties.inline_bytes_max
     return None if any((file.byte_count or 0) > bytes_max for file in files) else files
+
+
+# The inputs of compaction jobs.
+
+JOINED_MIN = 8
+"""The fewest inlined inputs of a job that are joined before the merge."""
+
+
+def with_joined(
+    context: TableContext,
+    job: CompactionJob,
+    places: Sequence[str],
+    deletions: Sequence[Sequence[Deletion]],
+    folder: Path,
+) -> tuple[list[str], list[Sequence[Deletion]]]:
+    """Returns the places of a job's inputs and the deletions of each, with one file for many inlined inputs.
+
+    The file is written to the folder. It has the rows of the inlined files without deletions that have the
+    table's present columns.
+    """
+    paths: dict[int, Path] = {}
+    for number, item in enumerate(job.inputs):
+        is_alike = is_inlined(item.filename) and not deletions[number]
+        if is_alike and schema_version_of(item.filename) == context.schema.version:
+            path = context.objects.local_path(item.filename)
+            paths |= {} if path is None else {number: path}
+    if len(paths) < JOINED_MIN:
+        return list(places), list(deletions)
+    joined = folder / f"joined{parquet_suffix(context.schema.version)}"
+    rows = joined_rows(paths.values(), context.stored_schema, context.properties)
+    joined.write_bytes(encoded(rows, context.stored_schema))
+    left = [number for number in range(len(places)) if number not in paths]
+    return [str(joined), *(places[n] for n in left)], [(), *(deletions[n] for n in left)]

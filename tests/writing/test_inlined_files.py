@@ -12,7 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidQuery
 from dormouse.model.file_reference import is_inlined
-from dormouse.reading import bundles, table_view
+from dormouse.reading import bundles, plan_content
 from dormouse.state.files import updates
 from dormouse.state.files.inlined import InlinedContent
 from dormouse.writing import inlining
@@ -205,7 +205,7 @@ def test_the_content_comes_with_the_plan_up_to_a_bound(
         return read(content, names)
 
     monkeypatch.setattr(InlinedContent, "read", counted)
-    monkeypatch.setattr(table_view, "PLAN_CONTENT_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(plan_content, "PLAN_CONTENT_BYTES_MAX", bytes_max)
     for _ in range(2):
         assert keys_of(table) == list(range(5))
     assert len(fetched) == {1 << 20: 0, 600: 4, 0: 5}[bytes_max]

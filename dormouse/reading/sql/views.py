@@ -90,7 +90,7 @@ def _live_file(context: TableContext, scan: Scan) -> LiveFile:
     if is_inlined(scan.filename):
         raise InvalidQuery(
             f"file {scan.filename!r} of table {context.table.name!r} is in the database until it is "
-            "compacted: compact the table, or read it by query, sql or instance.duckdb()"
+            "compacted: compact all files of the table, or read it by query, sql or instance.duckdb()"
         )
     counts = every([in_slices(schema, scan.slices), remains(schema, scan.deletions)])
     path = objects.local_path(scan.filename)

@@ -158,13 +158,13 @@ class CompactionJobs:
 
         Makes at most `compaction_jobs_max` of the table's properties, or `jobs_max` if that is less. Inlined
         files come first. Examines the leaves that have changed since the last call, and once a day all
-        leaves. With `full`, makes jobs for all files of each leaf that has several files, whatever the
-        strategy.
+        leaves. With `full`, makes jobs for all files of each leaf that has several files, and for inlined
+        files, whatever the strategy.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
         limit = limit if jobs_max is None else min(limit, jobs_max)
-        made = self._create_of_inlined(limit) if not full else 0
+        made = self._create_of_inlined(limit, properties.compaction_batch_files) if not full else 0
         # the other files of a batch cannot have more rows than this many times the largest file's
         others = properties.compaction_batch_files - 1
         strategy = "size_ratio" if full else properties.compaction_strategy
@@ -180,14 +180,18 @@ class CompactionJobs:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
         values = {"jobs_max": limit - made, **_OF_NO_RUN}
         name = f"create_{strategy}"
-        return made + int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
+        made += int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
+        return made + (self._create_of_inlined(limit - made, 1) if full else 0)
 
-    def _create_of_inlined(self, jobs_max: int) -> int:
-        """Makes jobs that write many or old inlined files as objects; returns the number of new jobs."""
+    def _create_of_inlined(self, jobs_max: int, files_min: int) -> int:
+        """Makes jobs that write inlined files as objects; returns the number of new jobs.
+
+        A leaf gets jobs if it has `files_min` inlined files or an old one, or if the table has many bytes.
+        """
         properties = self._table.properties
         values = {
             "inlined_files": INLINED_FILES,
-            "files_min": properties.compaction_batch_files,
+            "files_min": files_min,
             "old_seconds": properties.inline_seconds_max,
             "bytes_max": properties.inline_total_bytes_max // 2,
             "jobs_max": jobs_max,

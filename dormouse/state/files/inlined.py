@@ -20,11 +20,14 @@ class KnownContent(NamedTuple):
     - `inlined`: the prefix of the names of the table's inlined files.
     - `known_till`: the snapshot of an earlier plan of the same partitions, or None.
     - `bytes_max`: the bytes of content. Other files are read by another query.
+    - `lowest`, `highest`: encoded bounds of the keys. Inlined files without such keys are left out.
     """
 
     inlined: str
     known_till: str | None
     bytes_max: int
+    lowest: bytes | None = None
+    highest: bytes | None = None
 
 
 class InlinedContent:

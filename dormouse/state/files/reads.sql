@@ -51,12 +51,20 @@ where r.partition_id = any(%(partition_ids)s) and {live};
 -- name: plan_inlined
 -- The same as plan, with one more column, the content of inlined files: further rows have the names and contents of those
 -- files that an earlier plan of these partitions, made in the snapshot known_till, did not see, up to a number of bytes.
+-- With bounds of the wanted keys, leaves out inlined files whose keys lie outside, as the planner would do.
 with ref as materialized (
     select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
         f.deletions_till, f.deletions_left, f.file_id is not null as is_known, r.file_id, r.added_xid
     from {file_reference} r
     left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
     where r.partition_id = any(%(partition_ids)s) and {live}
+        and (
+            starts_with(r.filename, %(inlined)s)
+            and (
+                f.max_key < %(lowest)s::bytea
+                or substring(f.min_key for length(%(highest)s::bytea)) > %(highest)s::bytea
+            )
+        ) is not true
 ), content as (
     select new.filename, c.content, sum(octet_length(c.content)) over (order by new.file_id) as till
     from (
