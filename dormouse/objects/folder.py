@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -106,7 +107,7 @@ class FolderStore:
 
     root: Path
 
-    @property
+    @cached_property
     def url(self) -> str:
         return self.root.as_uri()
 

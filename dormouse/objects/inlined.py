@@ -179,6 +179,8 @@ class InlinedFiles(WrappedStore):
         """Returns the local file of an inlined file; None for other files, and without its content."""
         if not is_inlined(name):
             return None
+        if (path := _local_files(self.store).path(name)) is not None:
+            return path
         self.fetch([name])
         return _local_files(self.store).path(name)
 
