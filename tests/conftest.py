@@ -34,6 +34,7 @@ from dormouse.state.commits import committer
 from tests.aws_server import aws_server
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
+from tests.inlining import also_inlined, inlining  # noqa: F401 a fixture
 from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
 from tests.support.api import Instance, Table
@@ -133,6 +134,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_cases_to_the_slow_tier(items)
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(group(item.path), len(order)), item.path))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    also_inlined(metafunc)
 
 
 def pytest_runtest_setup() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.peers.peer import (
     FILES_PER_COMPACTION,
@@ -27,6 +27,8 @@ class DuckLake(Peer):
     name = "ducklake"
     label = "DuckLake on PostgreSQL"
     packages = ("duckdb", "duckdb-extension-ducklake")
+    inlined_rows: ClassVar[int] = 0
+    """The number of rows up to which an insert is inlined in the catalog."""
 
     def set_up(self) -> None:
         super().set_up()
@@ -97,7 +99,8 @@ class DuckLake(Peer):
         with loaded(threads=1) as connection:
             target = f"ducklake:postgres:{self.database}"
             connection.execute(
-                f"attach '{target}' as lake (data_path '{self.folder}/', data_inlining_row_limit 0)"
+                f"attach '{target}' as lake "
+                f"(data_path '{self.folder}/', data_inlining_row_limit {self.inlined_rows})"
             )
             connection.execute("use lake")
             yield connection

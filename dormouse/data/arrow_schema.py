@@ -226,6 +226,8 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
 
 
 def _check_type(actual: pa.DataType, field: Field) -> None:
+    if actual.equals(arrow_type(field.type)):  # almost always, and quickly found
+        return
     # pandas stores whole numbers as floats if there are nulls beside them
     is_rounded = field.type in (INT, LONG) and bool(_is.is_floating(actual))
     by_value = (field.type == FLOAT and _is.is_float64(actual)) or is_rounded

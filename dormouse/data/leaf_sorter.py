@@ -63,6 +63,7 @@ RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
 TAKEN_ROWS, TAKEN_BYTES = 1 << 19, 64 * 1024 * 1024
 """The most rows and bytes that are put in order at once. With many rows, each column stays in the cache."""
+SMALL_ROWS = 10_000
 COLUMNS_AT_ONCE = 2
 """The most columns that are concatenated at the same time. Meanwhile each takes twice its memory."""
 Key = tuple[Any, ...]
@@ -74,6 +75,8 @@ def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[
     Rows are sorted by the `ascending` columns, which have no nulls, then by the `descending` ones. Rows of
     equal keys keep their order.
     """
+    if rows.num_rows <= 1:
+        return None
     if rows.num_rows < _ROWS_MIN:
         return _by_arrow(rows, ascending, descending)
     words, is_whole = _packed(rows, ascending)
@@ -349,6 +352,11 @@ class LeafSorter:
         yield from self._merged(self._runs, self._names)
 
     @property
+    def is_small(self) -> bool:
+        """True if the rows are sorted at once, so that a thread would cost more than it saves."""
+        return self._spilling is None and self.counts.sum() <= SMALL_ROWS
+
+    @property
     def _run_bytes(self) -> int:
         """The size of a run in bytes.
 
@@ -373,6 +381,8 @@ class LeafSorter:
     def _take_held(self) -> pa.Table:
         """Returns the rows in memory, each column in one piece; the caller then owns their memory."""
         held, self._held, self._held_bytes = self._held, [], 0
+        if len(held) == 1:
+            return pa.Table.from_batches(held)
         schema = held[0].schema
         columns = [batch.columns for batch in held]
         held.clear()

@@ -37,6 +37,7 @@ from datasketches import PyObjectSerDe, kll_items_sketch
 from dormouse.data.arrow_schema import written_schema
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.region import KeyValue, Range, Region, decode_value, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
@@ -406,8 +407,12 @@ _READ_ROWS = 65_536
 def load_sketches(store: ObjectStore, filename: str, schema: Schema) -> FileSketches:
     """Returns the sketches stored beside a file; raises `ObjectNotFound`, or `InvalidData` if corrupt.
 
+    Inlined files have none: these sketches are made from their rows.
+
     The row keys have the schema's names, which may differ from those when the file was written.
     """
+    if is_inlined(filename) and (found := read_sketches(store, filename, schema, Region())) is not None:
+        return found
     name = filename + SKETCHES_SUFFIX
     return FileSketches.from_bytes(store.get(name), name).renamed(schema)
 

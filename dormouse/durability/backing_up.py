@@ -18,6 +18,7 @@ from dormouse.durability.incarnations import FOLDER, NOW, on_disk
 from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.loops import Progress, no_progress
 from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
@@ -121,7 +122,9 @@ def _submitted(supplier: Supplier, get: Callable[[str], bytes]) -> Iterator[str]
                 name = object_of(body)
                 request = decode(body if name is None else get(name)).request
                 if attempt_of(request) is None:
-                    yield from map(check_name, names_of_new_files(request))
+                    # the request, and so the copy of the database, has the content of inlined files
+                    names = (name for name in names_of_new_files(request) if not is_inlined(name))
+                    yield from map(check_name, names)
         if len(page) < PAGE_MESSAGES:
             return
         after = page[-1][:2]

@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from io import BytesIO
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -32,17 +33,20 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import Region
 from dormouse.model.table import Problem, TableRecord, stored_schema
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
-from dormouse.objects.fault import Fault, WrittenObject, compared, digest_of_object
+from dormouse.objects.fault import Fault, WrittenObject, compared, digest_of, digest_of_object
+from dormouse.objects.inlined import inlining
 from dormouse.objects.ledger import Ledger, faults
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.lease import ClockJump
 from dormouse.state.files.checks import PAGE_FILES, TrackedFile
+from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.partitions import PartitionStore
 from dormouse.state.trees import tree_problems
 
@@ -257,7 +261,8 @@ class _TableObjects:
     def __init__(
         self, ledgers: Ledgers, table: TableRecord, done: _Done, apart: FileReader | None, notes: bool
     ) -> None:
-        self._objects = ledgers.objects
+        self._inlined = FileReferenceStore(ledgers.supplier, table).inlined
+        self._objects = inlining(ledgers.objects, self._inlined.read)
         self._table = table
         self._checks = ledgers.files(table)
         self._done = done
@@ -300,7 +305,9 @@ class _TableObjects:
                 self._doubt(None, name)
 
     def _file(self, file: TrackedFile, sizes: dict[str, int]) -> None:
-        if not file.name.startswith(self._table.object_prefixes):
+        if is_inlined(file.name):
+            size = file.byte_count  # the checks of the database compared it
+        elif not file.name.startswith(self._table.object_prefixes):
             # the caller chose the name, and its folder may have other objects, so it is not listed
             size = _size(self._objects, file.name)
         else:
@@ -367,7 +374,7 @@ class _TableObjects:
 
         name = file.name
         if file.digest is not None:
-            digest = digest_of_object(self._objects, name)
+            digest = self._digest(name)
             if fault := compared(WrittenObject(name, None, file.digest), *digest):
                 return [_problem(fault, self._table.name, name, file.partition_id)]
         recorded = Recorded(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
@@ -375,6 +382,12 @@ class _TableObjects:
         table, partition_id = self._table.name, file.partition_id
         problems = read(self._objects, name, self._stored, recorded)
         return [Problem(kind, table, partition_id, name, detail) for kind, detail in problems]
+
+    def _digest(self, name: str) -> tuple[int, bytes]:
+        """Returns the size and digest of a file; those of an inlined file are of what the database has."""
+        if not is_inlined(name) or not (found := self._inlined.read([name])):
+            return digest_of_object(self._objects, name)
+        return len(found[name]), digest_of(BytesIO(found[name]))
 
     def _region(self, partition_id: str | None) -> Region | None:
         try:

@@ -37,6 +37,7 @@ from dormouse.errors import (
     ObjectStoreError,
     TableBusy,
 )
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.loops import Progress, backoff_seconds, no_progress
 from dormouse.model.table import is_keyed
 from dormouse.objects.ledger import unknown_pages
@@ -194,7 +195,7 @@ class Elsewhere:
             for name, problem in self._in_place(place, known.get(place, ()), files):
                 yield f"{place}/{name}" + (f" ({problem})" if problem else "")
         for metadata in metadata_backups(self._context.objects):
-            yield f"{self._context.objects.url}/{metadata.name} (keys of files, and no rows)"
+            yield f"{self._context.objects.url}/{metadata.name} (keys of files, and rows of inlined files)"
         if files:
             yield from self._hidden.replicas()
 
@@ -226,13 +227,14 @@ class Elsewhere:
                 yield name, f"incomplete, and could not be checked: {error}"
 
     def _holds(self, store: ObjectStore, backup: str, objects: Iterable[str], files: set[str]) -> bool:
-        """Returns whether any of the objects of a backup has rows of the erasure."""
+        """Returns whether a backup may have rows of the erasure, also in inlined files of its database."""
         own = [
             name
             for name in objects
             if name.startswith(self._context.table.object_prefixes) and not name.endswith(SKETCHES_SUFFIX)
         ]
-        if not files.isdisjoint(own):
+        may_be_inlined = self._context.properties.inline_bytes_max or any(map(is_inlined, files))
+        if may_be_inlined or not files.isdisjoint(own):
             return True
         folder = open_store(f"{store.url}/{backup}/{FOLDER}", **store.options)
         checks = FileChecks(self._context.store.own)
@@ -579,9 +581,7 @@ class _Erasing:
         return versions
 
     def end_writers(self, *, abandon: bool) -> list[tuple[str, str]]:
-        """Waits for writers that began before the deletion.
-
-        With `abandon`, ends their write attempts instead.
+        """Waits for writers that began before the deletion; with `abandon`, ends their attempts instead.
 
         Then deletes the objects of abandoned attempts. Returns the writers that still run, as (attempt id,
         object prefix) pairs.

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 
 from dormouse.errors import InvalidInput
 from dormouse.model.text import check_text, check_texts
 
+INLINED = "inlined"
+"""The folder, within that of a table, in the names of files whose bytes are in the database."""
+INLINED_NAME = f"/{INLINED}/[0-9a-f]{{32}}/[^/]+$"
+"""A regular expression of the ends of these names, for Python and PostgreSQL."""
+_INLINED = re.compile(INLINED_NAME)
 FILENAME_BYTES_MAX = 1_024
 COUNT_MAX = (1 << 63) - 1
 DIGEST_BYTES = 16
+
+
+@lru_cache(maxsize=100_000)
+def is_inlined(filename: str) -> bool:
+    """Returns whether the name is that of a file whose bytes are in the database."""
+    return _INLINED.search(filename) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +61,8 @@ class FileWithReferences:
     - `digest`: the XXH3-128 hash of its bytes (16 bytes). Files from before digests were recorded have none.
     - `deletions_till`: the number of the last deletion that does not apply to the file, because its rows are
       newer. None means the last deletion that exists when the file is added.
+    - `content`: the bytes of an inlined file, which the database stores when the file is added. Files that
+      are read from the database have None here.
     """
 
     filename: str
@@ -59,6 +74,7 @@ class FileWithReferences:
     last_updated: datetime | None = None
     digest: bytes | None = None
     deletions_till: int | None = None
+    content: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_text("filename", self.filename, FILENAME_BYTES_MAX)
@@ -73,6 +89,8 @@ class FileWithReferences:
             count = getattr(self, name)
             if count is not None:
                 check_count(self.filename, name, count)
+        if self.content is not None:
+            check_content(self.filename, self.content, self.byte_count)
         for reference in self.references:
             if reference.filename != self.filename:
                 raise InvalidInput(f"file {self.filename!r} has a reference to {reference.filename!r}")
@@ -127,6 +145,10 @@ class ReplaceFileReferencesRequest:
         if not isinstance(new_file, FileWithReferences | None):
             said = f"new_file must be a FileWithReferences, not {new_file!r}"
             raise InvalidInput(f"job {self.job_id!r}: {said}")
+        if new_file is not None and new_file.content is not None:
+            raise InvalidInput(
+                f"job {self.job_id!r}: the output of a job is an object, and cannot be inlined"
+            )
         if new is not None and new.partition_id != self.partition_id:
             raise InvalidInput(
                 f"job {self.job_id!r}: output on {new.partition_id!r}, inputs on {self.partition_id!r}"
@@ -211,6 +233,14 @@ def check_count(filename: str, what: str, value: object) -> None:
         raise InvalidInput(
             f"file {filename!r}: {what} must be an integer from 0 to {COUNT_MAX}, not {value!r}"
         )
+
+
+def check_content(filename: str, content: object, byte_count: int | None) -> None:
+    """Raises `InvalidInput` for content that is not the bytes of an inlined file of that size."""
+    if not isinstance(content, bytes) or len(content) != byte_count:
+        raise InvalidInput(f"file {filename!r}: content must be its {byte_count} bytes")
+    if not is_inlined(filename):
+        raise InvalidInput(f"file {filename!r}: only a file below {INLINED}/ has its content in the database")
 
 
 def _references(filename: str, references: object) -> tuple[FileReference, ...]:

@@ -181,6 +181,26 @@ class TableProperties(BaseModel):
         description="one_file_per_leaf: an ingest writes a file for each leaf; one_reference_per_leaf: it "
         "writes one file, to which each leaf has a reference",
     )
+    inline_bytes_max: int = Option(
+        0,
+        ge=0,
+        le=1024 * 1024,
+        description="e.g. 65536: an ingest whose files have at most this many bytes each keeps them in the "
+        "database until they are compacted; 0: none does",
+    )
+    inline_total_bytes_max: int = Option(
+        64 * 1024 * 1024,
+        ge=0,
+        le=ROWS_MAX,
+        description="bytes of such files in the database; near this number, ingests write objects, and "
+        "compaction is due at once",
+    )
+    inline_seconds_max: float = Option(
+        3_600,
+        ge=0,
+        le=SECONDS_MAX,
+        description="how long such files stay in the database before maintenance writes them as objects",
+    )
     bulk_ingest_leaves_min: int = Option(
         1,
         ge=1,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -106,7 +107,7 @@ class FolderStore:
 
     root: Path
 
-    @property
+    @cached_property
     def url(self) -> str:
         return self.root.as_uri()
 
@@ -125,7 +126,7 @@ class FolderStore:
         with _errors("write", name, self.root):
             if target.exists():
                 raise taken(name, str(self.root))
-            slot = self._area().claim()
+            slot = self.staging_area().claim()
         with closing(slot):
             with reporting_full_disk(name, str(self.root)):
                 yield slot.path(target.name)
@@ -185,7 +186,7 @@ class FolderStore:
     def pinned(self, names: Iterable[str]) -> Iterator[dict[str, Path]]:
         """Yields files within the store's own file system, so that pinning copies nothing."""
         with _errors("write", STAGING, self.root):
-            slot = self._area().claim()
+            slot = self.staging_area().claim()
         with closing(slot):
             found: dict[str, Path] = {}
             for number, name in enumerate(names):
@@ -199,9 +200,9 @@ class FolderStore:
         return str(self._path(name))
 
     def sweep_staging(self) -> int:
-        return self._area().sweep()
+        return self.staging_area().sweep()
 
-    def _area(self) -> StagingArea:
+    def staging_area(self) -> StagingArea:
         return StagingArea(self.root / STAGING)
 
     def _path(self, name: str) -> Path:

@@ -156,7 +156,7 @@ class S3Store:
         """Yields a path in `staging_dir`; the file is uploaded in parts, in bounded memory."""
         self._refuse_taken(check_name(name))
         with self._errors("stage", name):
-            slot = self._area().claim()
+            slot = self.staging_area().claim()
         path = slot.path(name.rpartition("/")[2])
         with closing(slot):
             with reporting_full_disk(name, self.url):
@@ -210,7 +210,7 @@ class S3Store:
 
     @contextmanager
     def pinned(self, names: Iterable[str]) -> Iterator[dict[str, Path]]:
-        with closing(self._area().claim()) as slot:
+        with closing(self.staging_area().claim()) as slot:
             found: dict[str, Path] = {}
             for number, name in enumerate(names):
                 found[name] = slot.path(pinned_name(number, name))
@@ -246,7 +246,7 @@ class S3Store:
         retries: RetryConfig = {"max_retries": RETRIES_MAX if retries_max is None else retries_max}
         return Client(self.bucket, prefix=self.prefix or None, retry_config=retries, **config)
 
-    def _area(self) -> StagingArea:
+    def staging_area(self) -> StagingArea:
         given = self.options.get("staging_dir")
         return StagingArea(private_folder(_STAGING) if given is None else Path(given))
 

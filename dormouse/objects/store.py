@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from dormouse.errors import DormouseError, InvalidInput, ObjectAlreadyExists
+from dormouse.objects.staging import StagingArea
 
 ASKED_EVERY = 1_000
 """The number of objects deleted between two checks that the process may still delete."""
@@ -116,6 +117,9 @@ class ObjectStore(Protocol):
         "s3://bucket/prefix/name".
         """
 
+    def staging_area(self) -> StagingArea:
+        """Returns the area for local files of this process. A sweep deletes those of dead processes."""
+
     def sweep_staging(self) -> int:
         """Deletes the unfinished files of dead processes and returns their number."""
 
@@ -174,16 +178,15 @@ def _folder(text: str) -> Path:
 
 
 @dataclass(frozen=True)
-class GuardedStore:
-    """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more once that raises.
+class WrappedStore:
+    """An `ObjectStore` that passes each call to another one. Subclasses change some of the calls.
 
     Each method is delegated by name. So a method that stores get later is missing here until it is added, and
-    cannot bypass the check. When pickled, a guarded store becomes the plain store, because other processes
-    have their own checks.
+    cannot bypass a check. When pickled, it becomes the plain store, because other processes wrap it for
+    themselves.
     """
 
     store: ObjectStore
-    deleting: Deleting = field(repr=False, compare=False)
 
     def __reduce__(self) -> Any:
         return _alone, (self.store,)
@@ -218,12 +221,7 @@ class GuardedStore:
         return self.store.reader(name)
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
-        failed: list[tuple[str, Exception]] = []
-        pending = iter(names)
-        while batch := list(islice(pending, ASKED_EVERY)):
-            with self.deleting():
-                failed += self.store.delete(batch)
-        return failed
+        return self.store.delete(names)
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         return self.store.list(prefix)
@@ -240,8 +238,29 @@ class GuardedStore:
     def uri(self, name: str) -> str:
         return self.store.uri(name)
 
+    def staging_area(self) -> StagingArea:
+        return self.store.staging_area()
+
     def sweep_staging(self) -> int:
         return self.store.sweep_staging()
+
+
+@dataclass(frozen=True)
+class GuardedStore(WrappedStore):
+    """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more once that raises.
+
+    When pickled, it becomes the plain store, because other processes have their own checks.
+    """
+
+    deleting: Deleting = field(repr=False, compare=False)
+
+    def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
+        failed: list[tuple[str, Exception]] = []
+        pending = iter(names)
+        while batch := list(islice(pending, ASKED_EVERY)):
+            with self.deleting():
+                failed += self.store.delete(batch)
+        return failed
 
 
 def _alone(store: ObjectStore) -> ObjectStore:

@@ -127,7 +127,7 @@ def _query(
     checked = question(context.schema, where, names, limit)
     read, wanted = read_from(context, checked)
     moment = Moment(read.schema)
-    groups = plan_query(read, checked.ranges, moment, at=at)
+    groups = plan_query(read, checked.ranges, moment, at=at, bundles=True)
     schema = columns_of(context.schema, checked.columns)
     rows = wanted_of(context, checked, _Execution(read, wanted, moment, interruption, at).rows(groups))
     found = batches_ahead(rows, interruption.set)
@@ -250,7 +250,7 @@ class _Execution:
         ranges, reached = self._question.ranges, self._held.reached
         if reached is not None:
             ranges = ranges.clipped(self._context.schema.row_keys[0].name, Range(min=reached.key[0]))
-        return plan_query(self._context, ranges, self._moment)
+        return plan_query(self._context, ranges, self._moment, bundles=True)
 
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """Yields a plan's rows after the position `start`, group by group.

@@ -225,13 +225,15 @@ class QueryPlan:
     """The plan of one page: scans in groups. Every row of a group sorts before every row of the next group.
 
     `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
-    of the groups in the page, where groups without files are left out.
+    of the groups in the page, where groups without files are left out. `inlined` are the inlined files to
+    which the page's partitions refer, also those without wanted rows.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
+    inlined: frozenset[str] = frozenset()
 
     @property
     def filenames(self) -> tuple[str, ...]:
@@ -245,7 +247,8 @@ class Page:
 
     `wanted` has the wanted keys of each partition, and `rest` the wanted keys after the page. With
     `in_key_order` the plan has many groups. Otherwise it has one, so that each file is read once. If the
-    reader filters rows again (`filtered_again`), a file with rows of one leaf alone is read whole.
+    reader filters rows again (`filtered_again`), a file with rows of one leaf alone is read whole. With
+    `is_only`, the query has no other page.
     """
 
     tree: PartitionTree
@@ -253,6 +256,7 @@ class Page:
     rest: KeyRanges | None = None
     in_key_order: bool = True
     filtered_again: bool = False
+    is_only: bool = False
 
     @property
     def partition_ids(self) -> list[str]:
@@ -306,18 +310,20 @@ def _last_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int, first: s
     return Page(tree, found)
 
 
-def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
+def plan(page: Page, references: Iterable[Sequence[Any]], deletions: Sequence[Deletion] = ()) -> QueryPlan:
     """Returns the plan of a page.
 
-    `references` are those of the page's partitions. `deletions` are the ones that may match wanted rows.
+    `references` are those of the page's partitions, each with the fields of `PlannedReference`. `deletions`
+    are the ones that may match wanted rows.
     """
     planner = _Planner(page)
+    inside, outside = _parted(page, references)
     reach = Reach(page.tree.schema, deletions)
     scans: dict[int, list[Scan]] = defaultdict(list)
     shared: dict[str, SharedFile] = {}
     files = pruned = byte_count = 0
     # sorted by filename, so that two plans of the same state are equal
-    for _, some in groupby(sorted(references, key=_FILENAME), key=_FILENAME):
+    for _, some in groupby(sorted(map(PlannedReference._make, inside), key=_FILENAME), key=_FILENAME):
         found = list(some)
         is_read, file = False, found[0]
         gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
@@ -335,10 +341,32 @@ def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence
             shared[file.filename] = SharedFile(is_read, size)
     return QueryPlan(
         groups=tuple(tuple(scans[group]) for group in sorted(scans)),
-        summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned, byte_count),
+        summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned + outside, byte_count),
         shared=shared,
         numbers=tuple(sorted(scans)),
     )
+
+
+def _parted(page: Page, references: Iterable[Sequence[Any]]) -> tuple[Iterable[Sequence[Any]], int]:
+    """Returns the references that a plan looks at, and the number of other files, whose keys are not wanted.
+
+    A look-up among thousands of small files would otherwise take most of its time to look at each.
+    """
+    wanted = page.wanted.get(page.tree.root_node)
+    if wanted is None or not page.is_only:
+        return references, 0
+    lowest, highest = corners_of(page.tree.schema, wanted)
+    inside: list[Sequence[Any]] = []
+    outside: set[str] = set()
+    for reference in references:
+        _, filename, only, _, low, high, *_ = reference
+        if not only or low is None or high is None:
+            inside.append(reference)
+        elif high < lowest or (low > highest and not low.startswith(highest)):
+            outside.add(filename)
+        else:
+            inside.append(reference)
+    return inside, len(outside)
 
 
 def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:

@@ -292,8 +292,9 @@ def planned(
 ) -> ExecutionPlan:
     """Returns the physical plan that `plan` makes over some files, after checking that the files exist.
 
-    Raises `FileGone` or `ObjectDamaged`.
+    Reads the content of inlined files. Raises `FileGone` or `ObjectDamaged`.
     """
+    context.inlined.fetch(scan.filename for scan in scans)
     with checked_sizes(context, scans, interruption):
         found = plan()
     # DataFusion takes a missing file for one without rows, and plans no scan of it

@@ -25,15 +25,16 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Cut, Position, When
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_lookups, run_transaction
 from dormouse.postgres.queries import Call
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
+from dormouse.reading.plan_content import hold, known_content
 from dormouse.reading.planner import (
     Page,
-    PlannedReference,
     PlanSummary,
     QueryPlan,
     Scan,
@@ -45,6 +46,7 @@ from dormouse.reading.planner import (
 from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.facts import KeyBounds, PlannedRows
+from dormouse.state.files.inlined import KnownContent
 from dormouse.state.history.ends import check_since
 from dormouse.state.history.moments import expired_by_erasure, kept, position_of
 
@@ -84,14 +86,16 @@ class _PlannedPage(NamedTuple):
     @staticmethod
     def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
         deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
-        made = plan(page, map(PlannedReference._make, rows.references), deletions)
-        return _PlannedPage(page, made, snapshot)
+        made = plan(page, rows.references, deletions)
+        inlined = frozenset(row[1] for row in rows.references if is_inlined(row[1]))
+        return _PlannedPage(page, replace(made, inlined=inlined) if inlined else made, snapshot)
 
 
 class _Request(NamedTuple):
     """A page, and the statement that plans it."""
 
     page: Page
+    known: KnownContent | None
     call: Call
 
 
@@ -117,6 +121,7 @@ def plan_query(
     at: Position | None = None,
     descending: bool = False,
     leaves_max: int | None = None,
+    bundles: bool = False,
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
 
@@ -128,6 +133,7 @@ def plan_query(
     planned as of a later moment, if that moment has the same rows.
 
     A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
+    With `bundles`, scans may be of bundles of inlined files, which only this process can read.
 
     Raises:
 
@@ -151,7 +157,11 @@ def plan_query(
             )
         moment.snapshot = moment.snapshot or first.snapshot
     step = -1 if descending else 1
-    return (group for planned in view.pages(first, leaves_max) for group in planned.plan.groups[::step])
+    return (
+        group
+        for planned in view.pages(first, leaves_max)
+        for group in _readable(context, planned.plan, bundles).groups[::step]
+    )
 
 
 def differing_groups(
@@ -165,7 +175,8 @@ def differing_groups(
     views = [_View(context, at=position) for position in (before, after)]
     pages = [view.pages(view.first(ranges, PAGE_LEAVES)) for view in views]
     for both in zip(*pages, strict=True):
-        groups = [dict(zip(page.plan.numbers, page.plan.groups, strict=True)) for page in both]
+        plans = [_readable(context, page.plan) for page in both]
+        groups = [dict(zip(made.numbers, made.groups, strict=True)) for made in plans]
         for number in sorted({number for side in groups for number in side}):
             one, other = (list(side.get(number, ())) for side in groups)
             if one != other:
@@ -201,26 +212,48 @@ def plan_tables(
     filtered_again: bool = False,
     begun: bool = False,
     at: Sequence[Position] | None = None,
+    bundles: bool = False,
 ) -> list[QueryPlan]:
     """Returns a plan for each of several tables of one instance; each plan has one group.
 
     All plans are of one moment, or each is of its own position in `at`. With `begun`, no error is raised if
-    properties have changed. Raises the errors of `plan_query`. Also raises `InvalidQuery`, before planning,
-    if a table with many leaves has more than `files_max` files in them.
+    properties have changed. For `bundles`, see `plan_query`. Raises the errors of `plan_query`. Also raises
+    `InvalidQuery`, before planning, if a table with many leaves has more than `files_max` files in them.
     """
     if files_max is not None:
         for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
             check_files(context, ranges, files_max, position)
     if at is not None:
-        return [
+        plans = [
             _View(context, filtered_again=filtered_again, at=position).first(ranges, None).plan
             for (context, ranges), position in zip(wanted, at, strict=True)
         ]
-    if len(wanted) == 1:
+    elif len(wanted) == 1:
         [(context, ranges)] = wanted
-        return [_View(context, filtered_again=filtered_again, begun=begun).now(ranges, None).plan]
-    if not wanted:
-        return []
+        plans = [_View(context, filtered_again=filtered_again, begun=begun).now(ranges, None).plan]
+    elif wanted:
+        plans = _planned_together(wanted, filtered_again=filtered_again, begun=begun)
+    else:
+        plans = []
+    return [_readable(context, made, bundles) for (context, _), made in zip(wanted, plans, strict=True)]
+
+
+def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> QueryPlan:
+    """Returns the plan, after the content of its inlined files was read, with bundles of them if wanted."""
+    if not made.inlined:
+        return made
+    if bundles:
+        from dormouse.reading.bundles import bundled  # plans import no pyarrow
+
+        made = replace(made, groups=tuple(bundled(context, group, made.inlined) for group in made.groups))
+    context.inlined.fetch(scan.filename for group in made.groups for scan in group)
+    return made
+
+
+def _planned_together(
+    wanted: Sequence[tuple[TableContext, KeyRanges]], *, filtered_again: bool, begun: bool
+) -> list[QueryPlan]:
+    """Returns the plans of several tables, made in one snapshot."""
 
     views = [
         (_View(context, filtered_again=filtered_again, begun=begun), ranges) for context, ranges in wanted
@@ -277,7 +310,7 @@ def at_moment(context: TableContext, as_of: When | None) -> tuple[TableContext, 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
     """Returns what a query of some ranges would read, with only one page of the plan in memory at a time."""
     # the summary does not depend on the properties that merge and hide rows
-    view = _View(context, begun=True, at=at)
+    view = _View(context, begun=True, at=at, reads=False)
     leaves = context.partitions.tree().leaf_count
     if at is None and not ranges and leaves > PAGE_LEAVES_MAX:
         # all of a large table: the running totals have the answer
@@ -299,9 +332,11 @@ class _View:
         at: Position | None = None,
         moment: Moment | None = None,
         descending: bool = False,
+        reads: bool = True,
     ) -> None:
         self._context = context
         self._descending = descending
+        self._reads = reads
         self._moment = moment
         self._at = at
         self._filtered_again = filtered_again
@@ -329,9 +364,12 @@ class _View:
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
+            ids, bounds = page.partition_ids, self._bounds(ranges)
+            known = known_content(self._context, ids, ranges) if self._reads else None
             epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
-                partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
+                partial(self._store.planned_on, ids, bounds, inlined=known)
             )
+            hold(self._context, ids, known, snapshot, rows)
             if _is_of(tree, epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
@@ -360,13 +398,18 @@ class _View:
         if known is None:
             return None
         page = self._page(known, ranges, None)
-        return _Request(page, self._store.plan_call(page.partition_ids, self._bounds(ranges)))
+        ids = page.partition_ids
+        inlined = known_content(self._context, ids, ranges)
+        return _Request(page, inlined, self._store.plan_call(ids, self._bounds(ranges), inlined))
 
-    def answered(self, page: Page, ranges: KeyRanges, rows: Sequence[Sequence[Any]]) -> _PlannedPage | None:
+    def answered(
+        self, request: _Request, ranges: KeyRanges, rows: Sequence[Sequence[Any]]
+    ) -> _PlannedPage | None:
         """Returns the page's plan from the rows of its statement; None if its tree is not the newest."""
-        found = self._store.planned_from(rows)
+        page, found = request.page, self._store.planned_from(rows)
         if found is None or not _is_of(page.tree, found.epoch, found.made_at):
             return None
+        hold(self._context, page.partition_ids, request.known, found.snapshot, found.rows)
         self._check_known(found.schema_version, found.is_shown_so)
         return _PlannedPage.of(page, ranges, found.rows, found.snapshot)
 
@@ -467,7 +510,7 @@ class _View:
             page = first_page(tree, ranges, leaves_max, descending=self._descending)
         # a leaf may reach beyond the page, whose end a reader that filters again does not know
         is_whole = page.rest is None and not self._is_further
-        return replace(page, filtered_again=self._filtered_again and is_whole)
+        return replace(page, filtered_again=self._filtered_again and is_whole, is_only=is_whole)
 
     def _bounds(self, ranges: KeyRanges) -> KeyBounds:
         return key_bounds(self._context.schema, ranges)
@@ -490,7 +533,7 @@ def _at_once(context: TableContext, views: Sequence[tuple[_View, KeyRanges]]) ->
     found = run_lookups(context.supplier, calls) if len(calls) == len(views) else None
     plans = []
     for (view, ranges), one, rows in zip(views, requests, found or (), strict=False):
-        planned = None if one is None else view.answered(one.page, ranges, rows)
+        planned = None if one is None else view.answered(one, ranges, rows)
         if planned is None:
             return None
         plans.append(planned.plan)

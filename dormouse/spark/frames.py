@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.transform import Transform
 from dormouse.model.cut import Position, When
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.region import number_of_value
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Field, Schema
@@ -331,10 +332,12 @@ def _frame(
 def _divided(planned: Sequence[Part], version: int) -> tuple[list[tuple[Way, list[Scan]]], list[Part]]:
     """Returns the files for Spark's reader, grouped by their filters, and the parts with all other files.
 
-    Files of other schema versions are among those others, because their columns may have other names.
+    Files of other schema versions are among those others, because their columns may have other names. So are
+    inlined files, of which the store has no objects.
     """
     scans = [scan for part in planned for group in part.groups for scan in group]
-    ways = ways_of((scan for scan in scans if scan.schema_version == version), attrgetter("schema_version"))
+    readable = (scan for scan in scans if scan.schema_version == version and not is_inlined(scan.filename))
+    ways = ways_of(readable, attrgetter("schema_version"))
     # the slices of a file's scans in several groups are disjoint, but may be equal only by name
     firsts = [
         (way, list({scan.filename: scan for scan in reversed(alike)}.values())[::-1])

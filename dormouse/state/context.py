@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from dormouse.model.cut import Cut, Position, Remembered
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, current_schema, is_edited, stored_schema
+from dormouse.objects.inlined import InlinedFiles, inlining
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
@@ -95,6 +96,17 @@ class TableContext:
     """True if readers of a row table see its current rows, not every version of them."""
     verify: bool = False
     """True if this reader compares digests even when the table's property `verify_reads` is off."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "objects", inlining(self.objects, self._contents))
+
+    @property
+    def inlined(self) -> InlinedFiles:
+        """The same as `objects`: the inlined files of the table are files in it."""
+        return cast("InlinedFiles", self.objects)
+
+    def _contents(self, filenames: Sequence[str]) -> dict[str, bytes]:
+        return self.store.inlined.read(filenames)
 
     @cached_property
     def schema(self) -> Schema:

@@ -33,6 +33,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed
 from dormouse.model.text import narrow_bytes
 from dormouse.objects.fault import WrittenObject, compared, copied, digest_of_object
+from dormouse.objects.inlined import place_of
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.queries import Uuids
@@ -48,6 +49,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 from dormouse.state.files.layout import OwnTables
+from dormouse.writing.inlining import with_joined
 from dormouse.writing.merge import KeyedMerge, merge_newest, merge_sorted
 from dormouse.writing.parquet_file import FileFacts
 
@@ -130,7 +132,7 @@ class JobInputs:
         Raises `ObjectNotFound`, `ObjectDamaged`, or `InvalidData` with the file and both row counts.
         """
         self.check_sizes()
-        places = [self._objects.uri(item.filename) for item in self._job.inputs]
+        places = [place_of(self._objects, item.filename) for item in self._job.inputs]
         if self._objects.url.startswith("file:"):
             self._check_digests()
             self._check_footers()
@@ -449,9 +451,11 @@ def _write(
 
     def merged(path: Path) -> FileFacts:
         of_inputs = deletions.of_inputs
+        context.inlined.fetch(item.filename for item in job.inputs)
         inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
         with inputs.verified(path.parent) as places:
-            facts = merge_inputs(context, job, places, path, region_of(context, job), now_ms, of_inputs)
+            joined = with_joined(context, job, places, of_inputs, path.parent)
+            facts = merge_inputs(context, job, joined[0], path, region_of(context, job), now_ms, joined[1])
         check_output(job, context.properties, facts.row_count, deletes=any(of_inputs))
         cancellation.check()
         return facts

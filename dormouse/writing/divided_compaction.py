@@ -21,6 +21,7 @@ from dormouse.errors import InvalidData, InvalidRange, JobFailed, ObjectNotFound
 from dormouse.model.region import Region
 from dormouse.model.schema import Field
 from dormouse.objects.fault import digest_of
+from dormouse.objects.inlined import place_of
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.reading.page_index import (
     I16,
@@ -248,7 +249,7 @@ class MergeRange:
 
     def run(self, context: TableContext) -> WrittenRange | None:
         name = _own_name(self.attempt, self.job)
-        places = [context.objects.uri(item.filename) for item in self.job.inputs]
+        places = [place_of(context.objects, item.filename) for item in self.job.inputs]
 
         def merged(path: Path) -> FileFacts:
             return merge_inputs(context, self.job, places, path, self.region, self.now_ms, self.deletions)

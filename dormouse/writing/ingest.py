@@ -55,6 +55,7 @@ from dormouse.sources.source_files import InOrder, leaf_counts
 from dormouse.state.commits.requests import AddFiles
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.writing.inlining import BUDGET, begun, inlined_files, is_small, may_inline
 from dormouse.writing.parquet_file import ROW, LeafFiles
 
 if TYPE_CHECKING:
@@ -137,17 +138,43 @@ def ingest_in_process(
     Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`; then nothing was added, and the
     written objects are deleted. After `CommitOutcomeUnknown`, run the same id again.
     """
-
-    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
-    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or share
     given = GivenData(data, deletes)
+    progress = progress or no_progress
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
-        return write_leaves(current, attempt, source, progress or no_progress, held_bytes)
+        files, source = inlined_of(current, source, progress) if may_inline(current) else ([], source)
+        return files or write_leaves(current, attempt, source, progress, memory_bytes or _held_bytes())
 
-    return ingest_once(context, ingest_id, write, digest=given.digest)
+    def inlined(current: TableContext) -> list[FileWithReferences]:
+        if is_keyed(current.properties) or not (may_inline(current) and is_small(given.data)):
+            return []
+        try:
+            return inlined_of(current, open_source(given.data, current.schema), progress)[0]
+        except InvalidData:
+            return []  # the columns may have changed, which `write` notices
+
+    return ingest_once(context, ingest_id, write, digest=given.digest, inlined=inlined)
+
+
+def _held_bytes() -> int:
+    share = min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
+    return load_settings().ingest_memory_bytes or share
+
+
+def inlined_of(
+    context: TableContext, source: Source, progress: Progress
+) -> tuple[list[FileWithReferences], Source]:
+    """Returns the inlined files of a source, none unless its rows are few; and the source with all rows."""
+    batches, source = begun(source, context.properties)
+    files = None if batches is None else inlined_files(context, batches)
+    if batches is None or not files:
+        return [], source
+    rows = sum(batch.num_rows for batch in batches)
+    check_ingested(rows, source.rows_total, files, context.properties)
+    progress(rows, source.rows_total)
+    return files, source
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
@@ -334,6 +361,7 @@ def ingest_once(
     *,
     digest: Callable[[], bytes | None] = lambda: None,
     leftovers: bool = False,
+    inlined: Callable[[TableContext], Sequence[FileWithReferences]] = lambda _: (),
 ) -> IngestReport:
     """Commits the files that `write` returns, once for each id; does not call `write` for an applied id.
 
@@ -344,20 +372,25 @@ def ingest_once(
       id that the caller gave.
     - `leftovers`: other processes may still write objects of the attempt, also when it fails. These objects
       are deleted after the commit; see `WriteAttempts.finish`.
+    - `inlined`: returns inlined files, which are tried first, or none. It may be called for an applied id.
 
     Raises `CommitIdReused` for an id that was applied with data of another digest.
     """
     started = time.monotonic()
     source: Callable[[], bytes | None] = cache(digest) if ingest_id is not None else lambda: None
+    is_new = ingest_id is None
     if ingest_id is None:
         ingest_id = uuid.uuid4().hex
     check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
     check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     files: Sequence[FileWithReferences] = ()
-    applied = False
-    if not _is_applied(context, ingest_id, source):
+    of_data = None if source() == STREAM else source()
+    applied = context.numbering is None and bool(files := inlined(context))
+    applied = applied and _commit_inlined(context, files, ingest_id, of_data)
+    # after a try, even a new id may be applied: an answer of the database may have been lost
+    is_unknown = bool(files) or not is_new
+    if not applied and not (is_unknown and _is_applied(context, ingest_id, source)):
         with context.writing(loads=True, leftovers=leftovers) as (current, attempt):
-            of_data = None if source() == STREAM else source()
             files = write(current, attempt)
             applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers, source=of_data)
         if not applied:
@@ -374,6 +407,32 @@ def ingest_once(
         applied=applied,
         seconds=time.monotonic() - started,
     )
+
+
+def _commit_inlined(
+    context: TableContext, files: Sequence[FileWithReferences], ingest_id: str, source: bytes | None
+) -> bool:
+    """Adds inlined files in one statement. Returns False, and adds nothing, if something is in the way.
+
+    If an answer is lost, it repeats the statement: this waits for the lost transaction, and adds nothing
+    twice. Raises `CommitOutcomeUnknown` if the database no longer answers.
+    """
+    unknown: CommitOutcomeUnknown | None = None
+    pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
+    for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
+        try:
+            applied = context.store.inlined.add(
+                files, commit_id=commit_id(ingest_id), source=source, schema_version=context.schema.version
+            )
+        except CommitOutcomeUnknown as error:
+            unknown = error
+            continue
+        if not applied and unknown is not None:
+            applied = bool(context.store.digests([files[0].filename]))  # no other ingest has this name
+        if applied:
+            BUDGET.add(context.table, sum(file.byte_count or 0 for file in files))
+        return applied
+    raise unknown or AssertionError
 
 
 def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:
@@ -514,9 +573,11 @@ def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T
     exceeds this machine's memory. Raises `InvalidInput` for the engine `spark` if `spark` is None.
     """
     if engine == "auto":
-        is_for_spark = spark is not None and find_spec("pyspark") is not None
-        bytes_min = CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
-        engine = "spark" if is_for_spark and byte_count() >= bytes_min else "local"
+        # the size first: it is 0 for data in memory, for which the other questions would take long
+        size = 0 if spark is None else byte_count()
+        is_for_spark = size and find_spec("pyspark") is not None
+        is_large = is_for_spark and size >= (CLUSTER_BYTES_MIN if has_cluster() else machine_bytes())
+        engine = "spark" if is_large else "local"
     if engine == "local":
         return local
     if spark is None:

@@ -319,7 +319,7 @@ def write_sorted(
 
 
 def write_groups(
-    path: Path,
+    target: Path | pa.NativeFile,
     batches: Iterator[pa.RecordBatch],
     schema: Schema,
     properties: TableProperties,
@@ -333,7 +333,7 @@ def write_groups(
     first = next(groups)
     shape = shape_of(first)
     with pq.ParquetWriter(
-        path,
+        target,
         first.schema,
         store_schema=False,  # readers use the types of Parquet
         write_page_index=True,
@@ -444,11 +444,18 @@ class LeafFiles:
             len(self._ids),
             by_leaf=self._one_file_per_leaf,
             memory_bytes=memory_bytes,
-            descending=[*newest_first(self._properties)[:-1], ROW] if is_keyed(self._properties) else (),
+            descending=self._newest_first,
         )
+
+    @property
+    def _newest_first(self) -> Sequence[str]:
+        return [*newest_first(self._properties)[:-1], ROW] if is_keyed(self._properties) else ()
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
         """Writes all rows of the sorter, and yields each written file. Without rows, there is no file."""
+        if sorter.is_small:
+            yield from self._written(_Stream(sorter.sorted_batches()), sorter.counts)
+            return
         with closing(ahead(sorter.sorted_batches(), BATCHES_AHEAD)) as batches:
             yield from self._written(_Stream(batches), sorter.counts)
 
@@ -480,18 +487,14 @@ class LeafFiles:
         name = self._name_of(str(self._ids[leaves[0]]) if self._one_file_per_leaf else "leaves")
         rows = {str(self._ids[leaf]): int(counts[leaf]) for leaf in leaves}
         total = sum(rows.values())
-        with self._objects.staged(name) as path:
-            taken = stream.take(total)
-            if is_keyed(self._properties):
-                single = self._exactly(first_of_keys(taken, self._schema.row_key_names))
-                facts = write_newest(path, single, self._schema, self._properties, self._shape_of)
-            else:
-                facts = self._write_all(path, taken, total)
+        taken = stream.take(total)
+        if is_keyed(self._properties):
+            taken = first_of_keys(taken, self._schema.row_key_names)
+        facts, content = self._stored(name, self._exactly(taken), total)
         # one row of each key is left, and the leaves of the dropped rows are not known
         exact = not facts.marks and (self._one_file_per_leaf or facts.row_count == total)
         if len(leaves) == 1:
             rows = dict.fromkeys(rows, facts.row_count)
-        self._objects.put(name + SKETCHES_SUFFIX, facts.sketches)
         references = (
             FileReference(
                 filename=name,
@@ -502,7 +505,22 @@ class LeafFiles:
             )
             for partition_id, count in rows.items()
         )
-        return facts.file(name, references)
+        return replace(facts.file(name, references), content=content)
+
+    def _stored(
+        self, name: str, rows: Iterator[pa.RecordBatch], total: int
+    ) -> tuple[FileFacts, bytes | None]:
+        """Writes rows as an object, with its sketches; returns its facts, and its content if it is inlined.
+
+        For a table that is not keyed, `total` is their number.
+        """
+        with self._objects.staged(name) as path:
+            if is_keyed(self._properties):
+                facts = write_newest(path, rows, self._schema, self._properties, self._shape_of)
+            else:
+                facts = self._write_all(path, rows, total)
+        self._objects.put(name + SKETCHES_SUFFIX, facts.sketches)
+        return facts, None
 
     def _write_all(self, path: Path, batches: Iterator[pa.RecordBatch], total: int) -> FileFacts:
         sampler = KeySampler(self._schema, total)
@@ -511,8 +529,7 @@ class LeafFiles:
             sampler.add(batch)
             return batch
 
-        exact = self._exactly(map(sampled, batches))
-        write_groups(path, exact, self._schema, self._properties, self._shape_of)
+        write_groups(path, map(sampled, batches), self._schema, self._properties, self._shape_of)
         if (found := pq.read_metadata(path).num_rows) != total:
             raise JobFailed(f"a file was to have {total:,} rows, but has {found:,}")
         return FileFacts.of(path, self._schema, sampler)

@@ -92,7 +92,9 @@ def test_backups_with_the_erased_rows_are_named(tmp_path: Path) -> None:
     assert report.backups[0] == f"{place}/backups/{first.name}"
     assert report.backups[1].startswith(f"{place}/other/{moved.name} (could not be checked: ")
     assert report.backups[2] == f"{place}/elsewhere/{moved.name}"
-    assert [name.endswith("(keys of files, and no rows)") for name in report.backups[3:]] == [True]
+    assert [name.endswith("(keys of files, and rows of inlined files)") for name in report.backups[3:]] == [
+        True
+    ]
     assert f"{place}/backups/{after.name}" in again.backups
     assert f"{place}/backups/{first.name}" in again.backups, (
         "the row is in a file that the table no longer uses"

@@ -123,10 +123,10 @@ def test_every_private_folder_is_swept(shared: Path) -> None:
     a_file(own)
     store = open_store("s3://bucket/prefix", region="us-east-1")
     assert isinstance(store, S3Store)
-    slot = store._area().claim()
+    slot = store.staging_area().claim()
     os.close(slot.lock)  # as when the writer dies
     own.unlink()
-    other = store._area().claim()
+    other = store.staging_area().claim()
     os.close(other.lock)
     assert slot.folder.parent != other.folder.parent == own
     assert sorted(private_folders("dormouse-staging")) == sorted({slot.folder.parent, own})

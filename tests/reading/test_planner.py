@@ -176,6 +176,8 @@ def test_every_wanted_row_is_read_once(seed: int, in_key_order: bool, known: boo
     assert all(max(a) < min(b) for a, b in pairwise(spans))
     assert in_key_order or len(groups) <= 1
     assert made_plan.summary.files == len(made_plan.filenames)
+    alone = plan(replace(page, is_only=True), references_on(page, files))
+    assert (alone.groups, alone.summary) == (made_plan.groups, made_plan.summary)
 
 
 @given(seed=st.integers(0, 2**32), leaves_max=st.integers(1, 4))

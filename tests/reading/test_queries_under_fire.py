@@ -46,15 +46,18 @@ BYTES_MEAN = 250_000
 POINTS = ("a", "b", "c", "é")
 
 
-@pytest.fixture
-def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[Storm]:
+@pytest.fixture(params=[0, 65_536], ids=["objects", "inlined"])
+def storm(
+    request: pytest.FixtureRequest, dsn: str, supplier: ConnectionSupplier, tmp_path: Path
+) -> Iterator[Storm]:
+    given = {**SMALL, "inline_bytes_max": request.param}
     objects = open_store(tmp_path / "objects")
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
     tables = tuple(
         catalog.create(
             f"t{n}",
             SCHEMA,
-            TableProperties(**SMALL, gc_delay_seconds=delay, history_retention_seconds=delay),
+            TableProperties(**given, gc_delay_seconds=delay, history_retention_seconds=delay),
             layout,
             POINTS,
         )

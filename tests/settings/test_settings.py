@@ -46,6 +46,20 @@ def test_the_environment_is_read_and_an_override_is_stronger(monkeypatch: pytest
     assert settings.java_home == Path("/opt/java")
 
 
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [("DORMOUSE_SPARK_MASTER", "spark_master"), ("dormouse_dsn", "dsn"), ("JAVA_HOME", "java_home")],
+)
+def test_a_change_of_the_environment_is_seen(
+    monkeypatch: pytest.MonkeyPatch, variable: str, field: str
+) -> None:
+    seen = []
+    for value in ("local[1]", "local[2]"):
+        monkeypatch.setenv(variable, value)
+        seen.append(str(getattr(load_settings(), field)))
+    assert seen == ["local[1]", "local[2]"]
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_DSN", "")
     monkeypatch.setenv("JAVA_HOME", " ")

@@ -163,9 +163,10 @@ def test_reads_see_acknowledged_changes_in_a_short_storm(dsn: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("inline_bytes_max", [0, 65_536])
 @pytest.mark.parametrize("newest_by", [None, "n"])
 def test_reads_see_acknowledged_changes_in_a_long_storm_with_kills(
-    dsn: str, tmp_path: Path, newest_by: str | None
+    dsn: str, tmp_path: Path, newest_by: str | None, inline_bytes_max: int
 ) -> None:
     roles = ["upsert 0", "upsert 1", "upsert 2", "compact", "compact", "split", "collect"]
-    storm(dsn, tmp_path, roles, 20, kills=True, newest_by=newest_by)
+    storm(dsn, tmp_path, roles, 20, kills=True, newest_by=newest_by, inline_bytes_max=inline_bytes_max)

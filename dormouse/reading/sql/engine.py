@@ -22,6 +22,7 @@ from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
+from dormouse.objects.inlined import inlined_folder, place_of
 from dormouse.objects.staging import spill_folder
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.conditions import text
@@ -78,9 +79,7 @@ def connection(objects: ObjectStore) -> duckdb.DuckDBPyConnection:
 
 def path_of(objects: ObjectStore, name: str) -> str:
     """Returns the path or URL of an object for DuckDB, with glob characters escaped."""
-    path = objects.local_path(name)
-    found = objects.uri(name) if path is None else str(path)
-    return _GLOB.sub(r"[\g<0>]", found)
+    return _GLOB.sub(r"[\g<0>]", place_of(objects, name))
 
 
 def _load_httpfs(made: duckdb.DuckDBPyConnection) -> None:
@@ -319,7 +318,7 @@ class Engine:
 
     def _lock_to_objects(self, made: duckdb.DuckDBPyConnection) -> None:
         # the folder as a path, and as its escaped pattern
-        inside = {self._objects.uri("x"), path_of(self._objects, "x")}
+        inside = {self._objects.uri("x"), path_of(self._objects, "x"), inlined_folder(self._objects) + "x"}
         roots = ", ".join(text(name.removesuffix("x")) for name in sorted(inside))
         made.execute(f"SET allowed_directories = [{roots}]")
         # a small buffer returns the first rows early

@@ -412,7 +412,7 @@ class _Statement:
         [(name, ranges)] = wanted.ranges.items()
         return known_rows(self.contexts[name], ranges, wanted.ends, wanted.enough, files[name])
 
-    def _groups(self, leaves_max: int | None = None) -> Iterator[Sequence[Scan]]:
+    def _groups(self, leaves_max: int | None = None, *, bundles: bool = False) -> Iterator[Sequence[Scan]]:
         """Yields the files of the only table that is read, in groups, those that are needed first before."""
         [(name, ranges)] = self.wanted.ranges.items()
         return plan_query(
@@ -423,6 +423,7 @@ class _Statement:
             at=self.moments.of(name),
             descending=self.wanted.enough is not None and self.wanted.enough.descending,
             leaves_max=leaves_max,
+            bundles=bundles,
         )
 
     def _planned(self, several: Sequence[Mapping[str, KeyRanges]], files_max: int) -> list[Reads]:
@@ -435,6 +436,7 @@ class _Statement:
                 filtered_again=self._filters_again,
                 begun=self.is_open,
                 at=self.moments.all([name for name, _ in named]),
+                bundles=True,
             )
         )
         return [{name: list(chain(*next(plans).groups)) for name in one} for one in several]
@@ -447,7 +449,7 @@ class _Statement:
         context = self.contexts[name]
         needed = enough.rows_read if has_all_rows(context) else None
         rows, is_sure = 0, True
-        for group in self._groups():
+        for group in self._groups(bundles=True):
             is_filled = needed is not None and rows >= needed
             if scans and (is_filled or (not is_sure and len(scans) + len(group) > files)):
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)

@@ -13,6 +13,7 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.cut import Position, When
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.region import KeyRanges
 from dormouse.model.schema import is_as_stored
 from dormouse.model.table import VERSIONS, is_keyed
@@ -85,6 +86,11 @@ def _live_file(context: TableContext, scan: Scan) -> LiveFile:
         raise InvalidQuery(
             f"file {scan.filename!r} of table {context.table.name!r} was written before its columns were "
             "changed: compact the table, or read it by query, sql or instance.duckdb()"
+        )
+    if is_inlined(scan.filename):
+        raise InvalidQuery(
+            f"file {scan.filename!r} of table {context.table.name!r} is in the database until it is "
+            "compacted: compact all files of the table, or read it by query, sql or instance.duckdb()"
         )
     counts = every([in_slices(schema, scan.slices), remains(schema, scan.deletions)])
     path = objects.local_path(scan.filename)

@@ -57,6 +57,7 @@ class _File(_Shape):
     last_updated: datetime | None = None
     digest: bytes | None = None
     deletions_till: int | None = None
+    content: bytes | None = None
 
     def __post_init__(self) -> None:
         _name_file(self.references, self.filename)

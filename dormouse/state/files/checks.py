@@ -12,6 +12,7 @@ from uuid import UUID
 
 import psycopg
 
+from dormouse.model.file_reference import INLINED_NAME, is_inlined
 from dormouse.model.table import Problem, ProblemKind
 from dormouse.model.text import narrow_id
 from dormouse.objects.ledger import LedgerObject
@@ -34,6 +35,7 @@ _QUERIES: dict[str, ProblemKind] = {
     "check_claims": "totals",
     "check_log": "totals",
     "check_counts": "totals",
+    "check_contents": "object_missing",
 }
 
 
@@ -75,9 +77,13 @@ class FileChecks:
             after = page[-1].file_id
 
     def written(self) -> Iterator[LedgerObject]:
-        """Yields each file and its sketches. The size and digest of sketches are not recorded."""
+        """Yields each file and its sketches. The size and digest of sketches are not recorded.
+
+        Leaves out inlined files, which are no objects.
+        """
         for file in self.files():
-            yield from (file, LedgerObject(file.name + SKETCHES_SUFFIX))
+            if not is_inlined(file.name):
+                yield from (file, LedgerObject(file.name + SKETCHES_SUFFIX))
 
     def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
         """Returns the size of each given file that has a reference now, by file id."""
@@ -101,7 +107,8 @@ class FileChecks:
 
     def _problems(self, conn: psycopg.Connection[Any]) -> list[Problem]:
         allow_scans(conn)
-        table, values = self._own.table, {"table_id": self._own.table.table_id, "limit": FOUND_MAX}
+        table = self._own.table
+        values = {"table_id": table.table_id, "limit": FOUND_MAX, "inlined": INLINED_NAME}
         found = [
             Problem(kind, table.name, *row)
             for name, kind in _QUERIES.items()

@@ -100,3 +100,12 @@ where exists (
 select o.name
 from unnest(%(names)s::text[], %(file_ids)s::uuid[]) as o (name, file_id)
 where not exists ({is_tracked});
+
+-- name: check_contents
+-- Inlined files whose content is lost or has another size.
+select null::text as partition_id, f.filename,
+    case when c.file_id is null then 'its content is not in the database' else 'its content has another size' end as detail
+from ({file_facts}) f
+left join lateral (select c.* from {file_content} c where c.file_id = f.file_id offset 0) c on true
+where f.filename ~ %(inlined)s and octet_length(c.content) is distinct from f.byte_count
+limit %(limit)s;

@@ -38,6 +38,8 @@ The files of a leaf are merged into one when the rows of all files but the large
 of the largest file's rows.
 """
 
+INLINED_FILES = 500
+"""The most inlined files that one job merges."""
 REREAD_SECONDS = 3600.0
 LOOKED_UP_MAX = 10_000
 Fate = Literal["retry", "given_up", "superseded"]
@@ -154,12 +156,15 @@ class CompactionJobs:
     def create(self, jobs_max: int | None = None, *, full: bool = False) -> int:
         """Makes jobs by the table's strategy and assigns their files; returns the number of new jobs.
 
-        Makes at most `compaction_jobs_max` of the table's properties, or `jobs_max` if that is less. Examines
-        the leaves that have changed since the last call, and once a day all leaves. With `full`, makes jobs
-        for all files of each leaf that has several files, whatever the strategy.
+        Makes at most `compaction_jobs_max` of the table's properties, or `jobs_max` if that is less. Inlined
+        files come first. Examines the leaves that have changed since the last call, and once a day all
+        leaves. With `full`, makes jobs for all files of each leaf that has several files, and for inlined
+        files, whatever the strategy.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
+        limit = limit if jobs_max is None else min(limit, jobs_max)
+        made = self._create_of_inlined(limit, properties.compaction_batch_files) if not full else 0
         # the other files of a batch cannot have more rows than this many times the largest file's
         others = properties.compaction_batch_files - 1
         strategy = "size_ratio" if full else properties.compaction_strategy
@@ -173,9 +178,26 @@ class CompactionJobs:
             chosen_by["size_ratio"] = min(chosen_by["size_ratio"], KEYED_SIZE_RATIO_MAX)
         if full:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
-        values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max), **_OF_NO_RUN}
+        values = {"jobs_max": limit - made, **_OF_NO_RUN}
         name = f"create_{strategy}"
-        return int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
+        made += int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
+        return made + (self._create_of_inlined(limit - made, 1) if full else 0)
+
+    def _create_of_inlined(self, jobs_max: int, files_min: int) -> int:
+        """Makes jobs that write inlined files as objects; returns the number of new jobs.
+
+        A leaf gets jobs if it has `files_min` inlined files or an old one, or if the table has many bytes.
+        """
+        properties = self._table.properties
+        values = {
+            "inlined_files": INLINED_FILES,
+            "files_min": files_min,
+            "old_seconds": properties.inline_seconds_max,
+            "bytes_max": properties.inline_total_bytes_max // 2,
+            "jobs_max": jobs_max,
+            **_OF_NO_RUN,
+        }
+        return int(self._own.rows("create_of_inlined", values, operation="create jobs")[0][0])
 
     def create_of_deleted(self, jobs_max: int | None = None) -> int:
         """Makes jobs only because of pending deletions; returns the number of new jobs.

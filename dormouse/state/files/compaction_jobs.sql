@@ -68,6 +68,35 @@ with batch as materialized (
 ), {claimed}
 select {jobs_claimed};
 
+-- name: create_of_inlined
+-- Makes jobs of the unassigned inlined files of a leaf, if these are many or old, or if those of the table are too large
+-- together.
+with inlined as materialized (
+    select r.place, r.partition_id, r.file_id, c.added_at, octet_length(c.content) as byte_count
+    from {file_content} c
+    cross join lateral (
+        select r.ctid as place, r.*
+        from {file_reference} r
+        where uuid_hash(r.file_id) = uuid_hash(c.file_id) and r.file_id = c.file_id and {live}
+        offset 0
+    ) r
+    where r.job_id is null
+), of_leaf as (
+    select i.partition_id, i.place, count(*) over leaf as files, min(i.added_at) over leaf as since,
+        (row_number() over (leaf order by i.added_at, i.file_id) - 1) / %(inlined_files)s as batch
+    from inlined i
+    join partition p on p.table_id = %(table_id)s and p.partition_id = i.partition_id
+    where p.sealed_epoch is null
+    window leaf as (partition by i.partition_id)
+), batch as materialized (
+    select partition_id, array_agg(place) as places
+    from of_leaf
+    where files >= %(files_min)s or since < clock_timestamp() - make_interval(secs => %(old_seconds)s)
+        or (select sum(byte_count) from inlined) >= %(bytes_max)s
+    group by partition_id, batch
+), {claimed}
+select {jobs_claimed};
+
 -- name: create_of_unread
 -- Makes a job that looks for each unassigned file of a leaf that may have rows of a pending deletion, and was not yet read
 -- for them. Considers deletions by values, which the keys of a file cannot decide, and all deletions after some days. If no

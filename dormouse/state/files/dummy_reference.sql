@@ -25,13 +25,13 @@ from fact
 
 -- name: lock
 -- Locks a table's own PostgreSQL tables, after waiting for all transactions that use them.
-lock table {file_reference} in access exclusive mode;
+lock table {file_reference}, {file_content} in access exclusive mode;
 
 -- name: drop
 -- Drops a table's own partition of the references. Waits for its readers first: dropping locks the parent as
 -- well, which other tables need to be made.
 {lock}
-drop table {file_reference};
+drop table {file_reference}, {file_content};
 
 -- name: live
 -- Part of a query: whether the row r is a reference, and not a marker, whose partition id is empty.

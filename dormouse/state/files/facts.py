@@ -62,6 +62,8 @@ class PlannedRows(NamedTuple):
 
     references: list[Sequence[Any]]
     deletions: DeletionRows
+    contents: Sequence[tuple[str, bytes]] = ()
+    """The names and contents of inlined files that came with the plan."""
 
 
 class Planned(NamedTuple):

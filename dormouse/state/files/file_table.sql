@@ -22,13 +22,13 @@ from fact
 
 -- name: lock
 -- Locks a table's own PostgreSQL tables, after waiting for all transactions that use them.
-lock table {file_reference}, {file} in access exclusive mode;
+lock table {file_reference}, {file}, {file_content} in access exclusive mode;
 
 -- name: drop
 -- Drops a table's own partitions of the references and the files. Waits for their readers first: dropping
 -- locks the parents as well, which other tables need to be made.
 {lock}
-drop table {file_reference}, {file};
+drop table {file_reference}, {file}, {file_content};
 
 -- name: file_facts
 -- Part of a query: every tracked file with its facts.

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import Problem, TableRecord
 from dormouse.model.text import plural
@@ -240,7 +241,10 @@ class GarbageCollector:
 
         Returns the names of the objects that could not be deleted, with the reasons.
         """
-        return self._delete(filenames)[1]
+        errors = self._delete(filenames)[1]
+        if any(map(is_inlined, filenames)):
+            self._store.inlined.vacuum()
+        return errors
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
         if lost:

@@ -127,6 +127,7 @@ def file_arrays(commits: Sequence[int], files: Sequence[FileWithReferences]) -> 
         "digests": Uuids([f.digest for f in files]),
         "deletions_till": integers([f.deletions_till for f in files]),
         "referenced": booleans([bool(f.references) for f in files]),
+        "file_contents": bytes_([f.content for f in files]),
         "ref_commits": integers([n for n, _ in references]),
         **reference_arrays("ref", [reference for _, reference in references], ids),
     }
@@ -243,6 +244,8 @@ class Layout:
         merged = _SHARED_PARTS["merged"]
         parts["merged_of_refs"] = merged.including(named=_SHARED_PARTS["named_by_refs"])
         parts["merged_of_targets"] = merged.including(named=_SHARED_PARTS["named_by_targets"])
+        head = {name: _SHARED_PARTS[name] for name in ("deletions_listed", "may_meet")}
+        parts["plan_head"] = _READS["plan_head"].including(**head)
         pending = {"deletions_pending": _SHARED_PARTS["deletions_pending"]}
         parts["has_pending"] = _SHARED_PARTS["has_pending"].including(**pending)
         parts["without_deletions"] = _SHARED_PARTS["without_deletions"].including(
@@ -254,7 +257,8 @@ class Layout:
 
     def tables(self, table_id: int) -> dict[str, str]:
         """Returns the names of one table's PostgreSQL tables, by their identifiers in the SQL files."""
-        return {kind: f"{name}_{table_id}" for kind, name in _TABLES[self.name].items()}
+        names = {**_TABLES[self.name], "file_content": "file_content"}
+        return {kind: f"{name}_{table_id}" for kind, name in names.items()}
 
     def names(self, table_id: int) -> dict[str, str]:
         """Returns the names of `tables`, and those of the other database objects that belong to them."""

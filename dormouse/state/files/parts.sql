@@ -8,6 +8,14 @@ sent as materialized (
     ) as t (commit, commit_key, commit_id, content, source, expires)
 )
 
+-- name: inlined
+-- Part of an update: stores the bytes of the inlined files of new_file.
+inlined as (
+    insert into {file_content} (table_id, file_id, content)
+    select %(table_id)s, file_id, content from new_file where content is not null
+    on conflict do nothing
+)
+
 -- name: before
 -- Part of an update: the commits that were applied before.
 before as materialized (
@@ -237,6 +245,10 @@ exists (
     select from unnest(%(names)s::text[]) as known (name)
     where known.name is distinct from (select t.name from tables t where t.table_id = %(table_id)s)
 )
+
+-- name: reshaped
+-- Part of an update: whether the columns of the table have another version than that of the new files, if it was given.
+%(schema_version)s::integer <> (select t.schema_version from tables t where t.table_id = %(table_id)s)
 
 -- name: freed
 -- Part of an update: releases the locked references, found by their places (ctid).

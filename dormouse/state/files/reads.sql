@@ -18,12 +18,9 @@ left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id 
 where r.partition_id = any(%(partition_ids)s) and {live}
 order by f.filename, r.partition_id;
 
--- name: plan
--- The facts from which a query is planned, in one snapshot. The first row has the table's epoch, the snapshot, the pending
--- deletions that may match some keys, whether the properties that readers apply are those known to the caller (as
--- only_contains_data), the time of the epoch in microseconds since 1970 (as byte_count), and the version of the schema (as
--- deletions_till). The other rows have the references of some partitions, with the facts of their files.
-select t.epoch,
+-- name: plan_head
+-- Part of a query: the columns of the first row of a plan.
+t.epoch,
     (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
         select {deletions_listed}
         from deletion d
@@ -35,6 +32,13 @@ select t.epoch,
     (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
     null::bytea as max_key, t.schema_version::bigint as deletions_till, null::bigint[] as deletions_left,
     null::bigint as row_count, true as is_known
+
+-- name: plan
+-- The facts from which a query is planned, in one snapshot. The first row has the table's epoch, the snapshot, the pending
+-- deletions that may match some keys, whether the properties that readers apply are those known to the caller (as
+-- only_contains_data), the time of the epoch in microseconds since 1970 (as byte_count), and the version of the schema (as
+-- deletions_till). The other rows have the references of some partitions, with the facts of their files.
+select {plan_head}
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
 where t.table_id = %(table_id)s
@@ -44,6 +48,46 @@ select null, null, null, r.partition_id, r.filename, r.only_contains_data_for_th
 from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
+
+-- name: plan_inlined
+-- The same as plan, with one more column, the content of inlined files: further rows have the names and contents of those
+-- files that an earlier plan of these partitions, made in the snapshot known_till, did not see, up to a number of bytes.
+-- With bounds of the wanted keys, leaves out inlined files whose keys lie outside, as the planner would do.
+with ref as materialized (
+    select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
+        f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null as is_known, r.file_id, r.added_xid
+    from {file_reference} r
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+    where r.partition_id = any(%(partition_ids)s) and {live}
+        and (
+            starts_with(r.filename, %(inlined)s)
+            and (
+                f.max_key < %(lowest)s::bytea
+                or substring(f.min_key for length(%(highest)s::bytea)) > %(highest)s::bytea
+            )
+        ) is not true
+), content as (
+    select new.filename, c.content, sum(octet_length(c.content)) over (order by new.file_id) as till
+    from (
+        select distinct file_id, filename
+        from ref
+        where starts_with(filename, %(inlined)s)
+            and pg_visible_in_snapshot(added_xid, %(known_till)s::pg_snapshot) is not true
+    ) new
+    cross join lateral (select c.* from {file_content} c where c.file_id = new.file_id offset 0) c
+)
+select {plan_head}, null::bytea as content
+from tables t
+left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
+where t.table_id = %(table_id)s
+union all
+select null, null, null, partition_id, filename, only_contains_data_for_this_partition, byte_count, min_key, max_key,
+    deletions_till, deletions_left, row_count, is_known, null
+from ref
+union all
+select null, null, null, null, filename, null, null, null, null, null, null, null, true, content
+from content
+where till <= %(bytes_max)s;
 
 -- name: lost_file
 -- A file that some partitions refer to and whose row is lost, if the table still has the layout of the snapshot.

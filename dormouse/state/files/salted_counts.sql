@@ -37,13 +37,13 @@ group by file_id, salt
 
 -- name: lock
 -- Locks a table's own PostgreSQL tables, after waiting for all transactions that use them.
-lock table {file_reference}, {file_count} in access exclusive mode;
+lock table {file_reference}, {file_count}, {file_content} in access exclusive mode;
 
 -- name: drop
 -- Drops a table's own partitions of the references and the counts. Waits for their readers first: dropping
 -- locks the parents as well, which other tables need to be made.
 {lock}
-drop table {file_reference}, {file_count};
+drop table {file_reference}, {file_count}, {file_content};
 
 -- name: live
 -- Part of a query: whether the row r is a reference, and not a marker; this layout has no markers.

@@ -57,6 +57,7 @@ from dormouse.state.files.facts import (
     PlannedRows,
 )
 from dormouse.state.files.holds import lock_history
+from dormouse.state.files.inlined import InlinedContent, KnownContent
 from dormouse.state.files.layout import (
     OwnTables,
     key_arrays,
@@ -357,36 +358,47 @@ class FileReferenceStore:
         return self.own.following_in(work, "files_in", conn)
 
     def planned_on(
-        self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
+        self,
+        partition_ids: Sequence[str],
+        bounds: KeyBounds,
+        conn: psycopg.Connection[Any],
+        inlined: KnownContent | None = None,
     ) -> Planned:
         """Returns the data with which a query of some partitions is planned, from one statement.
 
-        `conn` is a connection inside the caller's transaction.
+        `conn` is a connection inside the caller's transaction. Content comes if `inlined` is given.
         """
-        statement, values = self.plan_call(partition_ids, bounds)
+        statement, values = self.plan_call(partition_ids, bounds, inlined)
         found = self.planned_from(statement.execute(conn, values).fetchall())
         if found is None:
             raise self._unknown_file(partition_ids, conn)
         return found
 
-    def plan_call(self, partition_ids: Sequence[str], bounds: KeyBounds) -> Call:
+    def plan_call(
+        self, partition_ids: Sequence[str], bounds: KeyBounds, inlined: KnownContent | None = None
+    ) -> Call:
         """Returns the statement that plans a query of some partitions, and its values."""
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
         values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
-        return self.own.statement("plan"), self.own.values(values)
+        name = "plan"
+        if inlined is not None:
+            name, values = "plan_inlined", {**values, **inlined._asdict()}
+        return self.own.statement(name), self.own.values(values)
 
     def planned_from(self, rows: Sequence[Sequence[Any]]) -> Planned | None:
         """Returns the data of a plan from the rows of `plan_call`; None if a reference has no file.
 
         Raises `TableNotFound` without rows, since the table was dropped.
         """
-        head, *references = rows or (None,)
+        head, *others = rows or (None,)
         if head is None or head[0] is None:
             raise TableNotFound.gone(self.table.name)
-        if not all(row[-1] for row in references):
+        if not all(row[12] for row in others):
             return None
-        planned = PlannedRows([row[3:12] for row in references], head[2] or ())
+        contents = [(row[4], content) for row in others for content in row[13:] if content is not None]
+        references = [row[3:12] for row in others[: len(others) - len(contents)]]
+        planned = PlannedRows(references, head[2] or (), contents)
         return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
@@ -509,6 +521,11 @@ class FileReferenceStore:
     def totals(self) -> TableTotals:
         """The totals of the table: files, rows, bytes and partitions."""
         return TableTotals(self.own)
+
+    @property
+    def inlined(self) -> InlinedContent:
+        """The content of the table's inlined files."""
+        return InlinedContent(self.own)
 
     @property
     def differences(self) -> Differences:

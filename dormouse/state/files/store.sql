@@ -5,8 +5,8 @@ with {sent}, {before}, file as materialized (
     from unnest(
         %(commits)s::integer[], %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[],
         %(row_counts)s::bigint[], %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[],
-        %(referenced)s::boolean[], %(deletions_till)s::bigint[]
-    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after)
+        %(referenced)s::boolean[], %(deletions_till)s::bigint[], %(file_contents)s::bytea[]
+    ) as t (commit, file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after, content)
 ), refused as materialized (
     select o.commit, o.filename from file o where exists ({is_tracked})
 ), {merged_of_refs}, checks as (
@@ -25,7 +25,7 @@ with {sent}, {before}, file as materialized (
     {track}
     on conflict do nothing
     returning f.file_id
-), added as (
+), {inlined}, added as (
     {into_references}
     select %(table_id)s, partition_id, file_id, filename, row_count, count_approximate, only_contains_data, true
     from unnest(
@@ -176,11 +176,11 @@ with {sent}, new_file as materialized (
     from unnest(
         %(file_ids)s::uuid[], %(filenames)s::text[], %(byte_counts)s::bigint[], %(row_counts)s::bigint[],
         %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(digests)s::uuid[], %(referenced)s::boolean[],
-        %(deletions_till)s::bigint[]
-    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after)
+        %(deletions_till)s::bigint[], %(file_contents)s::bytea[]
+    ) as t (file_id, filename, byte_count, row_count, min_key, max_key, digest, referenced, came_after, content)
 ), tracked as (
     {track}
-), added as (
+), {inlined}, added as (
     {into_references}
     select %(table_id)s, *, true
     from unnest(
@@ -193,7 +193,7 @@ with {sent}, new_file as materialized (
     order by commit_key
 )
 select case when (select count(*) from ended where ok) < cardinality(%(attempt_ids)s::uuid[]) or {renamed}
-        or exists (select from merged)
+        or exists (select from merged) or {reshaped}
     then not_whole() end;
 
 -- name: split
@@ -274,6 +274,8 @@ with {sent}, {before}, input as materialized (
     select file_id, place from locked where (select ok from verdict)[commit]
 ), forgotten as (
     {forget_files}
+), contents_gone as (
+    delete from {file_content} c where c.file_id = any(array(select file_id from gone))
 ), {recorded}
 select {outcome},
     case when (select count(distinct file_id) from forgotten) < (select count(distinct file_id) from gone)
@@ -364,7 +366,8 @@ totals_void as (
 ),
 deletions_gone as (delete from deletion where table_id = %(table_id)s),
 differences_gone as (delete from difference where table_id = %(table_id)s),
-rounds_gone as (delete from last_round where table_id = %(table_id)s)
+rounds_gone as (delete from last_round where table_id = %(table_id)s),
+contents_gone as (delete from {file_content})
 {forget_all};
 
 -- name: is_unused

@@ -88,6 +88,17 @@ def apply_commits(
     return own.following_in(work, operation.name, conn) if runs else batch.results()
 
 
+def apply_at_once(own: OwnTables, kind: Kind, commit: Commit, checked: Parameters) -> bool:
+    """Applies all of one commit with the faster statement, or applies nothing and returns False.
+
+    `checked` has further values that the statement checks.
+    """
+    operation = OPERATIONS[kind]
+    batch = _Batch(own, operation, [commit])
+    [units] = batch.runs()
+    return batch.may_go_whole and _apply_whole(own, operation, {**batch.values(units), **checked})
+
+
 def whole_statement(
     own: OwnTables, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()
 ) -> Whole | None:
@@ -207,7 +218,8 @@ class _Batch:
     def values(self, units: list[_Unit]) -> Parameters:
         """Returns the parameters of the faster statement."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
-        return {**self._values(self._ordered(units), commits), "names": texts(())}
+        values = self._values(self._ordered(units), commits)
+        return {**values, "names": texts(()), "schema_version": None}
 
     def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
         """Applies units with one statement, and repeats it for the units that must be sent again.

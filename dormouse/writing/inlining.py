@@ -1,0 +1,253 @@
+"""Ingests of few rows, whose files stay in the database until they are compacted.
+
+Each file is encoded in memory, and the statement that adds it stores its bytes. So an ingest needs no object
+and no write attempt, and the disk is flushed once. An ingest that is too large is written as objects.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
+from dormouse.data.newest import Marks
+from dormouse.model.file_reference import INLINED, FileWithReferences, is_inlined
+from dormouse.model.region import encode_key
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties, TableRecord, is_keyed
+from dormouse.objects.fault import new_digest
+from dormouse.objects.names import parquet_suffix, schema_version_of
+from dormouse.reading.bundles import encoded, joined_rows
+from dormouse.sources.given_rows import are_paths
+from dormouse.sources.source import Source
+from dormouse.state.context import TableContext
+from dormouse.writing.parquet_file import FileFacts, FileShape, LeafFiles, write_groups
+
+if TYPE_CHECKING:
+    from dormouse.reading.where import Deletion
+    from dormouse.state.files.compaction_jobs import CompactionJob
+    from dormouse.state.files.store import FileReferenceStore
+
+ROWS_SHARE = 16
+"""The factor of `inline_bytes_max` that gives the largest ingest, in bytes before encoding."""
+SMALL_BYTES = 2_048
+"""The bytes of rows below which compression and dictionaries gain nothing."""
+DATA_BYTES_MAX = 16 * 1024 * 1024
+ROWS_MAX = 100_000
+TABLES_MAX = 1_000
+COUNTED_SECONDS = 1.0
+FULL_SHARE, LOW_SHARE = 0.75, 0.5
+"""The shares of `inline_total_bytes_max` at which a process stops inlining, and begins again.
+
+The first leaves room for what other processes add within `COUNTED_SECONDS`.
+"""
+COUNTED_SHARE = 16
+"""The divisor of `inline_total_bytes_max` that gives the bytes after which a process counts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """The bytes of a table's inlined files, as a process knows them."""
+
+    byte_count: int
+    counted_at: float
+    is_full: bool
+    added: int = 0
+
+
+class Budget:
+    """The limit of the bytes of inlined files of each table. Threads of a process share it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+        self._lock = threading.Lock()
+
+    def has_room(self, store: FileReferenceStore) -> bool:
+        """Returns whether a table may have more inlined files; counts them about once a second."""
+        uuid_, bytes_max = store.table.uuid, store.table.properties.inline_total_bytes_max
+        with self._lock:
+            known = self._counts.get(uuid_)
+        is_old = known is None or time.monotonic() > known.counted_at + COUNTED_SECONDS
+        if known is None or is_old or known.added * COUNTED_SHARE > bytes_max:
+            _, byte_count = store.inlined.total()
+            share = LOW_SHARE if known is not None and known.is_full else FULL_SHARE
+            known = _Count(byte_count, time.monotonic(), byte_count >= share * bytes_max)
+            with self._lock:
+                self._counts[uuid_] = known
+        return not known.is_full
+
+    def add(self, table: TableRecord, byte_count: int) -> None:
+        """Records bytes that this process added to a table."""
+        with self._lock:
+            if (known := self._counts.get(table.uuid)) is not None:
+                self._counts[table.uuid] = replace(known, added=known.added + byte_count)
+
+
+BUDGET = Budget()
+
+
+def may_inline(context: TableContext) -> bool:
+    """Returns whether an ingest into the table may be inlined now."""
+    return context.properties.inline_bytes_max > 0 and BUDGET.has_room(context.store)
+
+
+def is_small(data: Any) -> bool:
+    """Returns whether given data may be small, and can be read again if it is not."""
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return bool(data.nbytes <= DATA_BYTES_MAX)
+    if isinstance(data, Mapping):
+        return all(_length(column) <= ROWS_MAX for column in data.values())
+    return isinstance(data, Sequence) and len(data) <= ROWS_MAX and not are_paths(data)
+
+
+def _length(column: Any) -> int:
+    return len(column) if isinstance(column, Sized) else ROWS_MAX + 1
+
+
+def begun(source: Source, properties: TableProperties) -> tuple[list[pa.RecordBatch] | None, Source]:
+    """Returns all batches of a source if they are small, else None; and the source with all batches."""
+    taken: list[pa.RecordBatch] = []
+    byte_count, rest = 0, iter(source.batches)
+    for batch in rest:
+        taken.append(batch)
+        byte_count += batch.nbytes
+        if byte_count > ROWS_SHARE * properties.inline_bytes_max:
+            return None, replace(source, batches=chain(taken, rest))
+    return taken, replace(source, batches=iter(taken))
+
+
+# The leaves of each table's tree, looked up anew about once a second.
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLeaves:
+    """A look-up of leaves, the columns it is for, and when it was made."""
+
+    lookup: LeafLookup
+    of_schema: Schema
+    made_at: float
+
+
+_leaves: dict[str, _KnownLeaves] = {}
+
+
+def _leaves_of(context: TableContext) -> LeafLookup:
+    """Returns the leaves of a recent tree: references to a partition that was split since are pushed down."""
+    known = _leaves.get(context.table.uuid)
+    is_old = known is None or time.monotonic() > known.made_at + COUNTED_SECONDS
+    if known is None or is_old or known.of_schema != context.schema:
+        if len(_leaves) >= TABLES_MAX:
+            _leaves.clear()
+        known = _KnownLeaves(LeafLookup(context.partitions.tree()), context.schema, time.monotonic())
+        _leaves[context.table.uuid] = known
+    return known.lookup
+
+
+def inlined_name(table: TableRecord, schema_version: int) -> Callable[[str], str]:
+    """Returns a function that names the inlined file of one ingest with rows of a partition."""
+    prefix = f"{table.object_prefix}{INLINED}/{uuid.uuid4().hex}/0-"
+    return lambda partition_id: f"{prefix}{partition_id}{parquet_suffix(schema_version)}"
+
+
+class InlinedLeaves(LeafFiles):
+    """A writer of rows to inlined files, one for each leaf or one for all leaves."""
+
+    def files(self, rows: pa.Table, leaves: pa.Int32Array) -> list[FileWithReferences]:
+        """Returns the files of some rows in any order; `leaves` has the position of the leaf of each row."""
+        counts = np.bincount(leaves.to_numpy(), minlength=len(self._ids))
+        if rows.num_rows > 1:
+            rows = rows.append_column(LEAF, leaves)
+            order = [LEAF, *self._schema.key_names] if self._one_file_per_leaf else self._schema.key_names
+            places = sort_indices(rows, order, self._newest_first)
+            rows = rows if places is None else rows.take(places)
+        rows = rows.select(self._schema.names).combine_chunks()
+        return list(self.write_in_order(iter(rows.to_batches()), counts))
+
+    def _stored(
+        self, name: str, rows: Iterator[pa.RecordBatch], total: int
+    ) -> tuple[FileFacts, bytes | None]:
+        marks = Marks()
+        batches = list(marks.counted(rows) if is_keyed(self._properties) else rows)
+        sink = pa.BufferOutputStream()
+        write_groups(sink, iter(batches), self._schema, self._properties, self._shape_of)
+        content = sink.getvalue().to_pybytes()
+        keys = self._schema.row_keys
+        first, last = (
+            encode_key(keys, [batch.column(key.name)[row].as_py() for key in keys])
+            for batch, row in ((batches[0], 0), (batches[-1], -1))
+        )
+        facts = FileFacts(
+            row_count=sum(batch.num_rows for batch in batches),
+            byte_count=len(content),
+            min_key=first,
+            max_key=last,
+            digest=new_digest(data=content).digest(),
+            marks=marks.marks,
+        )
+        return facts, content
+
+    def _shape_of(self, first: pa.Table) -> FileShape:
+        if first.nbytes > SMALL_BYTES:
+            return super()._shape_of(first)
+        return FileShape(compression="none", plain_columns=tuple(self._schema.names))
+
+
+def inlined_files(
+    context: TableContext, batches: Sequence[pa.RecordBatch]
+) -> list[FileWithReferences] | None:
+    """Returns files that inline some rows, or None if one of them is too large. Nothing is written.
+
+    The rows fit the table's stored columns.
+    """
+    rows = pa.Table.from_batches(batches) if batches else None
+    if rows is None or not rows.num_rows:
+        return None
+    lookup, name_of = _leaves_of(context), inlined_name(context.table, context.schema.version)
+    writer = InlinedLeaves(
+        context.objects, context.stored_schema, context.properties, lookup.leaf_ids, name_of
+    )
+    files = writer.files(rows, lookup.indexes(rows))
+    bytes_max = context.properties.inline_bytes_max
+    return None if any((file.byte_count or 0) > bytes_max for file in files) else files
+
+
+# The inputs of compaction jobs.
+
+JOINED_MIN = 8
+"""The fewest inlined inputs of a job that are joined before the merge."""
+
+
+def with_joined(
+    context: TableContext,
+    job: CompactionJob,
+    places: Sequence[str],
+    deletions: Sequence[Sequence[Deletion]],
+    folder: Path,
+) -> tuple[list[str], list[Sequence[Deletion]]]:
+    """Returns the places of a job's inputs and the deletions of each, with one file for many inlined inputs.
+
+    The file is written to the folder. It has the rows of the inlined files without deletions that have the
+    table's present columns.
+    """
+    paths: dict[int, Path] = {}
+    for number, item in enumerate(job.inputs):
+        is_alike = is_inlined(item.filename) and not deletions[number]
+        if is_alike and schema_version_of(item.filename) == context.schema.version:
+            path = context.objects.local_path(item.filename)
+            paths |= {} if path is None else {number: path}
+    if len(paths) < JOINED_MIN:
+        return list(places), list(deletions)
+    joined = folder / f"joined{parquet_suffix(context.schema.version)}"
+    rows = joined_rows(paths.values(), context.stored_schema, context.properties)
+    joined.write_bytes(encoded(rows, context.stored_schema))
+    left = [number for number in range(len(places)) if number not in paths]
+    return [str(joined), *(places[n] for n in left)], [(), *(deletions[n] for n in left)]

@@ -1,0 +1,258 @@
+"""Small ingests whose files stay in the database: what is written, and what each operation does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidQuery
+from dormouse.model.file_reference import is_inlined
+from dormouse.reading import bundles, plan_content
+from dormouse.state.files import updates
+from dormouse.state.files.inlined import InlinedContent
+from dormouse.writing import inlining
+from tests.support.api import Instance, Table
+from tests.support.state import LAYOUTS
+
+INLINED = 65_536
+
+
+def rows(*keys: int, value: str = "a") -> pa.Table:
+    return pa.table({"key": pa.array(keys, pa.int64()), "value": [value] * len(keys)})
+
+
+def new_table(instance: Instance, layout: str = "file_table", name: str = "t", **properties: Any) -> Table:
+    given = {"inline_bytes_max": INLINED, "gc_delay_seconds": 0, "history_retention_seconds": 0} | properties
+    schema = dm.Schema([dm.Field("key", dm.LONG)], values=[dm.Field("value", dm.STRING, nullable=True)])
+    return instance.create_table(name, schema, layout=layout, properties=dm.TableProperties(**given))
+
+
+@pytest.fixture(params=LAYOUTS)
+def table(request: pytest.FixtureRequest, instance: Instance) -> Iterator[Table]:
+    inlining.BUDGET = inlining.Budget()
+    yield new_table(instance, request.param)
+
+
+def keys_of(table: Table) -> list[int]:
+    return table.query().read_all().column("key").to_pylist()
+
+
+def objects_of(table: Table) -> list[str]:
+    return [name for name, _ in table.context.objects.list("data")]
+
+
+def statement_rows(table: Table, statement: str) -> list[Any]:
+    with table.context.supplier.connection() as conn:
+        return conn.execute(statement.format(table.context.table.table_id)).fetchall()
+
+
+def test_a_small_ingest_writes_one_row_of_content_and_no_object(table: Table) -> None:
+    report = table.ingest(rows(2, 1))
+    assert (report.rows, report.files, report.applied) == (2, 1, True)
+    assert table.context.store.inlined.total() == (1, report.bytes)
+    assert objects_of(table) == []
+    assert statement_rows(table, "select count(*) from write_attempt") == [(0,)]
+    assert keys_of(table) == [1, 2]
+    assert table.query({"key": 2}).read_all().num_rows == 1
+    assert table.sql("select sum(key) as s from t").read_all().to_pylist() == [{"s": 3}]
+    assert table.count() == 2
+
+
+def test_compaction_writes_an_object_and_collection_deletes_the_content(table: Table) -> None:
+    for key in range(20):
+        table.ingest(rows(key))
+    assert keys_of(table) == list(range(20))
+    report = table.compact()
+    assert (report.files_in, report.rows_written, report.jobs_failed) == (20, 20, 0)
+    assert len(objects_of(table)) == 2 * report.files_out
+    assert keys_of(table) == list(range(20))
+    folder = table.context.objects.staging_area().folder
+    assert list(folder.glob("*/*.parquet"))
+    table.collect_garbage()
+    assert table.context.store.inlined.total() == (0, 0)
+    assert keys_of(table) == list(range(20))
+
+
+def test_an_ingest_id_is_applied_once(table: Table) -> None:
+    assert table.ingest(rows(1), ingest_id="july").applied
+    assert not table.ingest(rows(1), ingest_id="july").applied
+    with pytest.raises(CommitIdReused):
+        table.ingest(rows(2), ingest_id="july")
+    assert keys_of(table) == [1]
+
+
+def test_large_files_and_tables_without_the_property_get_objects(table: Table) -> None:
+    table.ingest(rows(*range(100_000)))
+    assert table.context.store.inlined.total() == (0, 0)
+    table.set_properties(inline_bytes_max=0)
+    table.ingest(rows(1))
+    assert table.context.store.inlined.total() == (0, 0)
+    assert table.count() == 100_001
+
+
+def test_near_the_bound_ingests_write_objects_until_the_content_is_compacted(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inlining, "COUNTED_SECONDS", 0.0)
+    table = new_table(instance, inline_total_bytes_max=4_000)
+    for key in range(30):
+        table.ingest(rows(key))
+    files, byte_count = table.context.store.inlined.total()
+    assert 0 < byte_count <= 4_000
+    assert len(objects_of(table)) == 2 * (30 - files)
+    table.compact()
+    table.collect_garbage()
+    assert table.context.store.inlined.total() == (0, 0)
+    table.ingest(rows(100))
+    assert table.context.store.inlined.total()[0] == 1
+    assert keys_of(table) == [*range(30), 100]
+
+
+def test_old_inlined_files_are_written_as_objects_even_if_there_is_one(instance: Instance) -> None:
+    table = new_table(instance, inline_seconds_max=0)
+    table.ingest(rows(1))
+    assert table.compact().files_in == 1
+    assert len(objects_of(table)) == 2
+    assert table.compact().jobs_created == 0
+    assert keys_of(table) == [1]
+
+
+def test_a_writer_that_knows_old_columns_does_not_inline_them(instance: Instance, table: Table) -> None:
+    table.ingest(rows(1))
+    other = instance.table("t")
+    other.add_column(dm.Field("more", dm.LONG, nullable=True))
+    table.ingest(rows(2))
+    other.ingest(rows(3).append_column("more", pa.array([7], pa.int64())))
+    assert sorted(name for name in other.context.store.partition_to_filenames()["root"])
+    found = {row["key"]: row["more"] for row in other.query().read_all().to_pylist()}
+    assert found == {1: None, 2: None, 3: 7}
+    assert other.compact().jobs_failed == 0
+    other.set_properties(inline_seconds_max=0.0)
+    assert other.compact().jobs_failed == 0
+    assert {row["key"]: row["more"] for row in other.query().read_all().to_pylist()} == found
+
+
+def test_a_lost_answer_of_the_database_adds_the_rows_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, lost = updates._apply_whole, []
+
+    def losing(*given: Any) -> bool:
+        done = ran(*given)
+        if not lost:
+            lost.append(done)
+            raise CommitOutcomeUnknown("the connection is lost")
+        return done
+
+    monkeypatch.setattr(updates, "_apply_whole", losing)
+    report = table.ingest(rows(1, 2))
+    assert lost == [True]
+    assert (report.applied, report.rows) == (True, 2)
+    assert keys_of(table) == [1, 2]
+    assert table.context.store.inlined.total()[0] == 1
+
+
+def test_live_files_names_the_file_that_it_cannot_give(table: Table) -> None:
+    table.ingest(rows(1))
+    with pytest.raises(InvalidQuery, match=r"inlined/.* is in the database until it is compacted"):
+        table.live_files()
+
+
+def test_inlined_files_are_split_like_others(instance: Instance) -> None:
+    table = new_table(instance, split_threshold_rows=10, split_min_rows=2)
+    for first in range(0, 40, 5):
+        table.ingest(rows(*range(first, first + 5)))
+    table.split()
+    assert table.context.partitions.tree().leaf_count > 1
+    assert keys_of(table) == list(range(40))
+    table.compact(full=True)
+    assert keys_of(table) == list(range(40))
+    assert not any(map(is_inlined, table.context.store.partition_to_filenames()))
+
+
+@pytest.mark.parametrize("change", ["'x'", "overlay(content placing 'xyz'::bytea from 50)"])
+def test_a_check_finds_damaged_content(instance: Instance, table: Table, change: str) -> None:
+    table.ingest(rows(1))
+    assert instance.check(deep=True).problems == ()
+    statement_rows(table, f"update file_content_{{}} set content = {change} returning 1")
+    assert [one.kind for one in instance.check(deep=True).problems] != []
+
+
+def test_a_check_finds_lost_content(instance: Instance, table: Table) -> None:
+    table.ingest(rows(1))
+    statement_rows(table, "delete from file_content_{} returning 1")
+    [problem] = instance.check().problems
+    assert problem.kind == "object_missing"
+    assert "its content is not in the database" in problem.detail
+
+
+@pytest.mark.parametrize("bytes_max", [1 << 20, 600, 0])
+def test_the_content_comes_with_the_plan_up_to_a_bound(
+    table: Table, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    for key in range(5):
+        table.ingest(rows(key))
+    fetched: list[str] = []
+    read = InlinedContent.read
+
+    def counted(content: InlinedContent, names: Sequence[str]) -> dict[str, bytes]:
+        fetched.extend(names)
+        return read(content, names)
+
+    monkeypatch.setattr(InlinedContent, "read", counted)
+    monkeypatch.setattr(plan_content, "PLAN_CONTENT_BYTES_MAX", bytes_max)
+    for _ in range(2):
+        assert keys_of(table) == list(range(5))
+    assert len(fetched) == {1 << 20: 0, 600: 4, 0: 5}[bytes_max]
+    table.ingest(rows(5))
+    fetched.clear()
+    assert keys_of(table) == list(range(6))
+    assert len(fetched) == (0 if bytes_max else 1)
+
+
+def test_erased_rows_leave_the_database(instance: Instance) -> None:
+    table = new_table(instance, history_retention_seconds=3_600)
+    table.ingest(rows(1, value="secret"))
+    table.ingest(rows(2))
+    assert keys_of(table) == [1, 2]
+    report = table.erase({"key": 1})
+    assert (report.is_finished, report.rows) == (True, 1)
+    kept = statement_rows(table, "select content from file_content_{}")
+    assert not [content for (content,) in kept if b"secret" in content]
+    folder = table.context.objects.staging_area().folder
+    assert not [path for path in folder.glob("*/*.parquet") if b"secret" in path.read_bytes()]
+    assert keys_of(table) == [2]
+
+
+def test_a_bundle_has_no_rows_of_removed_or_deleted_files(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    for key in range(10):
+        table.ingest(rows(key))
+    assert keys_of(table) == list(range(10))
+    table.ingest(rows(10))
+    assert keys_of(table) == list(range(11))
+    table.delete({"key": 3})
+    assert 3 not in keys_of(table)
+    assert table.query({"key": dm.Range(2, 5)}).read_all().column("key").to_pylist() == [2, 4]
+    table.ingest(rows(3))
+    assert keys_of(table) == list(range(11))
+    table.compact(full=True)
+    table.ingest(rows(11))
+    table.ingest(rows(12))
+    assert keys_of(table) == list(range(13))
+    assert table.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 13}]
+
+
+def test_a_dropped_table_leaves_no_content(instance: Instance, table: Table) -> None:
+    table.ingest(rows(1))
+    number = table.context.table.table_id
+    instance.drop_table("t")
+    with instance._supplier.connection() as conn, pytest.raises(psycopg.errors.UndefinedTable):
+        conn.execute(f"select from file_content_{number}")
