@@ -13,7 +13,6 @@ import pytest
 
 from dormouse.reading.page_index import (
     STRUCT,
-    TEXTS_MAX,
     NotUnderstood,
     RowGroup,
     footer_bytes,
@@ -21,9 +20,9 @@ from dormouse.reading.page_index import (
     pages,
     row_groups,
     struct_of,
-    values_of_dictionary,
     zigzag,
 )
+from dormouse.reading.page_values import TEXTS_MAX, values_of_dictionary
 
 ROWS = 5_000
 KINDS = {
