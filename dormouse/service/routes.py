@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, create_model
 
 from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.jobs.job import Job
 from dormouse.model.cut import when_of_text
@@ -60,6 +61,8 @@ class Service:
     limits: Limits
     hide: Callable[[str], str]
     """A function that removes local paths from a text for clients."""
+    remembered: dict[str, Table]
+    """The tables of earlier queries, by name."""
 
 
 async def service(request: Request) -> Service:
@@ -321,6 +324,7 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
             interruption,
             here.sessions,
             rows_max=limits.rows_max,
+            remembered=here.remembered,
             check_rows=lambda rows: limits.check(rows, 0),
         )
         place = Place[http.place(asked).upper()]

@@ -365,13 +365,14 @@ class FileReferenceStore:
         1. the table's epoch
         2. the time of the epoch, in microseconds since 1970
         3. the version of the schema
-        4. True if the properties that readers apply are the same as in this process
+        4. True if the name and the properties that readers apply are the same as in this process
         5. the snapshot
         6. the references, and the pending deletions that may affect rows within the bounds
         """
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
-        values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
+        values = {"partition_ids": partition_ids, "shown_by": shown_by, "name": self.table.name}
+        values |= bounds.arrays()
         head, *rows = self.own.execute(conn, "plan", values).fetchall() or (None,)
         if head is None or head[0] is None:
             raise TableNotFound.gone(self.table.name)
