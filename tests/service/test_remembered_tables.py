@@ -30,7 +30,7 @@ def add(instance: Instance, name: str, word: str) -> Any:
     return table
 
 
-def asked(url: str, **body: Any) -> Any:
+def answer_of(url: str, **body: Any) -> Any:
     return http_post(f"{url}/v1/tables/words/query", json={"where": {"k": 1}, **body})
 
 
@@ -46,7 +46,7 @@ def rows(url: str, **body: Any) -> Any:
 
 def test_another_table_that_took_the_name_is_read(instance: Instance, url: str) -> None:
     instance.rename_table("words", "old_words")
-    assert asked(url).status_code == 404
+    assert answer_of(url).status_code == 404
     add(instance, "words", "two")
     assert rows(url) == [{"k": 1, "v": "two"}]
     instance.rename_table("words", "newer")
@@ -56,7 +56,7 @@ def test_another_table_that_took_the_name_is_read(instance: Instance, url: str) 
 
 def test_a_dropped_table_is_not_found_and_its_successor_is_read(instance: Instance, url: str) -> None:
     instance.drop_table("words")
-    assert asked(url).status_code == 404
+    assert answer_of(url).status_code == 404
     add(instance, "words", "two")
     assert rows(url) == [{"k": 1, "v": "two"}]
 
@@ -69,8 +69,8 @@ def test_columns_of_another_process_are_seen_at_once(instance: Instance, url: st
     # the value of a new column's condition is parsed by its type
     assert rows(url, where={"k": 1, "at": "2026-11-30T00:00:00Z"}) == []
     assert rows(url, columns=["word"]) == [{"word": "one"}]
-    assert asked(url, columns=["v"]).status_code == 400
-    assert asked(url, schema_id=old).status_code == 400
+    assert answer_of(url, columns=["v"]).status_code == 400
+    assert answer_of(url, schema_id=old).status_code == 400
     new = http_get(f"{url}/v1/tables/words").json()["schema_id"]
     assert rows(url, schema_id=new, columns=["k"]) == [{"k": 1}]
 
