@@ -318,7 +318,7 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
     model, handler = verb.request, http.handler or verb.handler
     named = re.findall(r"{(\w+)}", http.path)
 
-    def answer_of(here: Service, asked: Any, accept: str) -> Answer:
+    def answer_of(here: Service, parsed: Any, accept: str) -> Answer:
         interruption = Interruption()
         limits = here.limits
         call = Call(
@@ -328,10 +328,10 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
             remembered=here.remembered,
             check_rows=lambda rows: limits.check(rows, 0),
         )
-        place = Place[http.place(asked).upper()]
+        place = Place[http.place(parsed).upper()]
 
         def do() -> Any:
-            return handler(here.instance, asked, call)
+            return handler(here.instance, parsed, call)
 
         if http.answer is not None:
             return Answer(place, http.kind, DocumentWork(do, interruption.set, limits))
@@ -374,8 +374,8 @@ def _answer_of_json(
     if not isinstance(given, dict) or not given.keys().isdisjoint(named):
         return None
     try:
-        asked = model.model_validate({**given, **{name: of_segment(text) for name, text in path.items()}})
-        return answer_of(scope["app"].state.service, asked, accepted(scope["headers"]))
+        parsed = model.model_validate({**given, **{name: of_segment(text) for name, text in path.items()}})
+        return answer_of(scope["app"].state.service, parsed, accepted(scope["headers"]))
     except (ValidationError, DormouseError):
         return None
 
