@@ -20,6 +20,7 @@ from fastapi._compat import ModelField
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError, InvalidInput
@@ -196,6 +197,9 @@ class Direct:
         try:
             route.terms.check(request.state.holder)
             body = await request.body()
+        except ClientDisconnect:
+            await self._app(scope, receive, send)
+            return
         except DormouseError as error:
             scope["route"] = route
             problem = problem_of(error, scope["app"].state.service.hide)
