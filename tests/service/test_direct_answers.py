@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pyarrow as pa
@@ -12,7 +16,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.service.declared import Direct, Served
-from tests.serving import http_post, serving
+from tests.serving import eventually, http_post, serving
 from tests.support.api import Instance
 
 BODIES: list[Any] = [
@@ -104,3 +108,24 @@ def test_a_look_up_does_not_pass_fastapis_routes(
     url = f"{urls[0]}/v1/tables/words/query"
     assert http_post(url, json={"where": {"k": 2}}).text == '{"k":2,"v":"b"}\n'
     assert http_post(url, json={"limit": -1}).status_code == 500
+
+
+def test_a_client_that_leaves_within_a_body_is_no_failure(
+    urls: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dormouse.service.access")
+    for number, url in enumerate(urls, 1):
+        address = urlsplit(url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as client:
+            client.sendall(
+                b"POST /v1/tables/words/query HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+                b'content-type: application/json\r\ncontent-length: 50\r\n\r\n{"where"'
+            )
+        lines = partial(_lines_of, caplog)
+        eventually(lambda lines=lines, number=number: len(lines()) == number)  # type: ignore[misc]
+    assert len({line.partition(" ms=")[0] for line in lines()}) == 1
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def _lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "dormouse.service.access"]
