@@ -64,8 +64,9 @@ class OpenFile:
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         """Returns the bytes of each span, in order; raises `NotUnderstood` if one is incomplete."""
-        if any(at < 0 or size < 0 or at + size > self.byte_count for at, size in spans):
-            raise NotUnderstood("a part beyond the file")
+        for at, size in spans:
+            if at < 0 or size < 0 or at + size > self.byte_count:
+                raise NotUnderstood("a part beyond the file")
         if self._descriptor is not None:
             return [self._whole(os.pread(self._descriptor, size, at), size) for at, size in spans]
         joined = list(_joined(spans))

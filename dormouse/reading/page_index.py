@@ -168,6 +168,8 @@ def signed(number: int) -> int:
 
 def varint(number: int) -> bytes:
     """Encodes a number as a varint, with seven bits in each byte."""
+    if number < 1 << 14:  # true of most numbers
+        return bytes((number,) if number < 128 else (number & 127 | 128, number >> 7))
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -231,9 +233,13 @@ _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
 """A pattern of a serialized PageLocation. All writers write its three fields, in this order."""
 _USUAL_PAGE = re.compile(
-    b"\x15\x00\x15%b\x15%b\x2c\x15%b\x15%b\x15%b\x15%b\x00\x00" % ((_VARINT,) * 6), re.DOTALL
+    b"\x15\x00\x15%b\x15%b\x2c\x15%b\x15%b\x15\x06\x15\x06\x00\x00" % ((_VARINT,) * 4), re.DOTALL
 )
-"""A pattern of a data page's header (version 1) without checksum and statistics, as pyarrow writes it."""
+"""A pattern of a data page's header (version 1) without checksum and statistics, as pyarrow writes it.
+
+Both kinds of levels have the encoding RLE.
+"""
+_RLE = 3
 Reader = Callable[[int, int], bytes]
 """A function of an offset and a count, which returns that many bytes of the file from the offset."""
 
@@ -330,8 +336,8 @@ def _first_rows(texts: tuple[bytes, ...], row_count: int) -> array[int]:
 def page_header(data: bytes) -> tuple[Struct, int]:
     """Returns the header of a page, and its length."""
     if (usual := _USUAL_PAGE.match(data)) is not None:
-        size, packed, *rest = [signed(read_varint(one, 0)[0]) for one in usual.groups()]
-        return {1: 0, 2: size, 3: packed, 5: dict(enumerate(rest, 1))}, usual.end()
+        size, packed, count, encoding = [signed(read_varint(one, 0)[0]) for one in usual.groups()]
+        return {1: 0, 2: size, 3: packed, 5: {1: count, 2: encoding, 3: _RLE, 4: _RLE}}, usual.end()
     reading = Reading(data)
     return reading.struct(), reading.at
 

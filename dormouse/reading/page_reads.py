@@ -324,8 +324,9 @@ class _Lookup:
             return None
         places = [page.place(row - has.start) for row in range(*rows)]
         known = self._dictionary(number, chunk)
-        if any(place is not None and place >= len(known) for place in places):
-            raise NotUnderstood("a place beyond the dictionary")
+        for place in places:
+            if place is not None and place >= len(known):
+                raise NotUnderstood("a place beyond the dictionary")
         # faster than `take` for a few values, and also a copy
         return pa.concat_arrays(
             [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
