@@ -14,7 +14,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from dormouse.model.region import (
     Region,
     check_key,
     compare,
-    decode_value,
+    decoder_of,
     encode_value,
     min_value,
 )
@@ -115,7 +114,7 @@ class TreeArrays:
         self._loaded_rows, self._loaded_epoch = 0, NONE
         self._missing = 0
         self._merged_epochs = array("q")
-        self._decoders = [partial(decode_value, field.type) for field in schema.row_keys]
+        self._decoders = [decoder_of(field.type) for field in schema.row_keys]
         self._lock = threading.Lock()
 
     @property

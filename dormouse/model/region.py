@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -89,13 +89,19 @@ def encode_value(data_type: DataType, value: KeyValue) -> bytes:
 
 def decode_value(data_type: DataType, encoded: bytes) -> KeyValue:
     """Returns the value that `encode_value` encoded."""
-    if data_type == STRING:
-        return encoded.decode()
-    if data_type == BYTES:
-        return bytes(encoded)
-    return value_of_number(
-        data_type, _STRUCTS[data_type.name].unpack(encoded)[0] - _INT_LIMITS[data_type.name]
-    )
+    return decoder_of(data_type)(encoded)
+
+
+def decoder_of(data_type: DataType) -> Callable[[bytes], KeyValue]:
+    """Returns a function that decodes values of a type, which is faster than `decode_value` for many."""
+    return _DECODERS[data_type.name]
+
+
+def _number_decoder(data_type: DataType) -> Callable[[bytes], KeyValue]:
+    unpack, limit = _STRUCTS[data_type.name].unpack, _INT_LIMITS[data_type.name]
+    if data_type in (INT, LONG):
+        return lambda encoded: int(unpack(encoded)[0]) - limit
+    return lambda encoded: value_of_number(data_type, unpack(encoded)[0] - limit)
 
 
 def value_of_number(data_type: DataType, number: int) -> int | datetime | date:
@@ -103,6 +109,13 @@ def value_of_number(data_type: DataType, number: int) -> int | datetime | date:
     if data_type == TIMESTAMP:
         return _EPOCH + number * _MICROSECOND
     return date.fromordinal(number + _EPOCH.toordinal()) if data_type == DATE else number
+
+
+_DECODERS: dict[str, Callable[[bytes], KeyValue]] = {
+    STRING.name: lambda encoded: encoded.decode(),
+    BYTES.name: bytes,
+    **{one.name: _number_decoder(one) for one in (INT, LONG, TIMESTAMP, DATE)},
+}
 
 
 def number_of_value(value: int | datetime | date) -> int:

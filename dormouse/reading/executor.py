@@ -129,10 +129,24 @@ def _query(
     moment = Moment(read.schema)
     groups = plan_query(read, checked.ranges, moment, at=at, bundles=True)
     schema = columns_of(context.schema, checked.columns)
-    rows = wanted_of(context, checked, _Execution(read, wanted, moment, interruption, at).rows(groups))
-    found = batches_ahead(rows, interruption.set)
+    execution = _Execution(read, wanted, moment, interruption, at)
+    found: Iterable[pa.RecordBatch] | None = None
+    if at is None and is_of_one_key(read.schema, wanted) and not read.verifies:
+        first = list(islice(groups, 1))  # the only group, since the key lies in one leaf
+        if (found := execution.at_once(*first)) is not None:
+            found = list(wanted_of(context, checked, iter(found)))
+        groups = iter(first)
+    if found is None:
+        rows = wanted_of(context, checked, execution.rows(groups))
+        found = batches_ahead(rows, interruption.set)
     batches = (exact(batch.select(checked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def is_of_one_key(schema: Schema, question: Question) -> bool:
+    """Returns whether a question has exactly one value for each row key."""
+    wanted = [question.ranges.get(name, ()) for name in schema.row_key_names]
+    return all(len(ranges) == 1 and ranges[0].is_exact for ranges in wanted)
 
 
 @dataclass(frozen=True)
@@ -204,6 +218,7 @@ class _Execution:
         self._transform = Transform.parse(context.schema, context.properties)
         self.now_ms = milliseconds_at(at)
         self._remaining = question.limit
+        self._may_look_up = True
         self._is_keyed = is_keyed(context.properties)
         self._is_awaited = Event()
         self._held = HeldBack(context.schema.key_names)
@@ -215,6 +230,14 @@ class _Execution:
             return
         with reading_at(self._context, self._at):
             yield from self._limited(self.planned(groups, None))
+
+    def at_once(self, scans: Sequence[Scan] = ()) -> Iterable[pa.RecordBatch] | None:
+        """Returns the rows of a group, read by a look-up in this thread; None if a query engine is needed."""
+        self._interruption.check()
+        with self._naming(scans):
+            found = looked_up(self._context, self._moment.schema, self._question, self._transform, scans)
+        self._may_look_up = found is not None
+        return None if found is None else self._limited(iter(found))
 
     def _rows(self, groups: Groups | None) -> Iterator[pa.RecordBatch]:
         gone: set[str] = set()
@@ -380,7 +403,7 @@ class _Execution:
             with self._naming(scans):
                 self._interruption.check()
                 found: Iterable[pa.RecordBatch] | None = None
-                if start is None:
+                if start is None and self._may_look_up:
                     found = looked_up(
                         self._context, self._moment.schema, self._question, self._transform, scans
                     )

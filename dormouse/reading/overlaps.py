@@ -15,7 +15,7 @@ from dormouse.model.schema import Schema, earlier_name
 from dormouse.model.table import TableProperties, newest_first, stored_schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
 from dormouse.objects.store import ObjectStore
-from dormouse.reading.page_reads import KEPT
+from dormouse.reading.file_cache import KEPT
 from dormouse.reading.planner import Scan, bytes_of
 
 FOOTERS_MAX = 1_000

@@ -1,4 +1,4 @@
-"""A reader for the footer, page index and dictionary-coded values of a Parquet file.
+"""A reader for the footer and page index of a Parquet file.
 
 pyarrow reads whole row groups and does not expose the page index. This module reads what look-ups by key
 need: where pages are, and their smallest and largest keys. Source: parquet.thrift of
@@ -12,9 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import Any
 
 STOP, TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET = range(11)
 STRUCT = 12
@@ -27,12 +25,6 @@ Kept = dict[int, tuple[int, Any]]
 
 It includes unknown fields.
 """
-TEXTS_MAX = 256
-_CODED = (2, 8)
-_PLAIN = (0, 2)
-_NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}
-_TEXTS = (pa.string(), pa.binary())
-_CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
 
 class NotUnderstood(Exception):
@@ -176,6 +168,8 @@ def signed(number: int) -> int:
 
 def varint(number: int) -> bytes:
     """Encodes a number as a varint, with seven bits in each byte."""
+    if number < 1 << 14:  # true of most numbers
+        return bytes((number,) if number < 128 else (number & 127 | 128, number >> 7))
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -238,6 +232,14 @@ _DECIMAL_BYTES = 17
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
 """A pattern of a serialized PageLocation. All writers write its three fields, in this order."""
+_USUAL_PAGE = re.compile(
+    b"\x15\x00\x15%b\x15%b\x2c\x15%b\x15%b\x15\x06\x15\x06\x00\x00" % ((_VARINT,) * 4), re.DOTALL
+)
+"""A pattern of a data page's header (version 1) without checksum and statistics, as pyarrow writes it.
+
+Both kinds of levels have the encoding RLE.
+"""
+_RLE = 3
 Reader = Callable[[int, int], bytes]
 """A function of an offset and a count, which returns that many bytes of the file from the offset."""
 
@@ -333,6 +335,9 @@ def _first_rows(texts: tuple[bytes, ...], row_count: int) -> array[int]:
 
 def page_header(data: bytes) -> tuple[Struct, int]:
     """Returns the header of a page, and its length."""
+    if (usual := _USUAL_PAGE.match(data)) is not None:
+        size, packed, count, encoding = [signed(read_varint(one, 0)[0]) for one in usual.groups()]
+        return {1: 0, 2: size, 3: packed, 5: {1: count, 2: encoding, 3: _RLE, 4: _RLE}}, usual.end()
     reading = Reading(data)
     return reading.struct(), reading.at
 
@@ -472,123 +477,3 @@ def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
         b"\x11\x00\x00",
     ]  # fmt: skip
     return b"".join([*head, levels, dictionary[at:]]), count
-
-
-# Values of pages whose column has a dictionary. Only the wanted values are decoded, not the page, and a
-# dictionary, which may have a megabyte, is decoded once. Source: Encodings.md and parquet.thrift of
-# https://github.com/apache/parquet-format.
-
-
-class CodedPage(NamedTuple):
-    """A page whose values are indexes into a dictionary, each of `width` bits.
-
-    `levels` encodes the rows that are not null; None for a column that has no nulls.
-    """
-
-    width: int
-    places: bytes
-    levels: bytes | None
-
-    def place(self, row: int) -> int | None:
-        """Returns the dictionary index of a row's value; None for a null."""
-        if self.levels is not None:
-            if not _item(self.levels, 1, row):
-                return None
-            row = _ones(self.levels, row)
-        return _item(self.places, self.width, row) if self.width else 0
-
-
-def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
-    """Returns a data page, which must have `row_count` rows; None when its values are not in a dictionary."""
-    header, at = page_header(data)
-    packed = data[at : at + header[3]]
-    old, new = header.get(5), header.get(8)
-    said: Struct = old or new or {}
-    if said.get(1) != row_count:
-        raise NotUnderstood("a page of other rows")
-    if said[2 if old else 4] not in _CODED:
-        return None
-    levels: bytes | None
-    if old:
-        body = _unpacked(packed, chunk.codec, header[2])
-        end = 4 + int.from_bytes(body[:4], "little") if chunk.is_optional else 0
-        levels, body = body[4:end], body[end:]
-    else:
-        end = said[5] + said[6]
-        levels, body = packed[:end], packed[end:]
-        if said.get(7, True):
-            body = _unpacked(body, chunk.codec, header[2] - end)
-    return CodedPage(body[0], body[1:], levels if chunk.is_optional else None)
-
-
-def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
-    """Returns a dictionary's values; None if pyarrow reads them faster or this module cannot decode them."""
-    kind = _kind(chunk.schema)
-    header, at = page_header(data)
-    count, encoding = header[7][1], header[7][2]
-    if kind is None or encoding not in _PLAIN or (kind in _TEXTS and count > TEXTS_MAX):
-        return None
-    values = _unpacked(data[at : at + header[3]], chunk.codec, header[2])
-    if kind not in _TEXTS:
-        if len(values) != count * kind.bit_width // 8:
-            raise NotUnderstood("a dictionary of another size")
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
-    found, at = [], 0
-    for _ in range(count):
-        end = at + 4 + int.from_bytes(values[at : at + 4], "little")
-        found.append(values[at + 4 : end])
-        at = end
-    if at != len(values):
-        raise NotUnderstood("a dictionary of another size")
-    return pa.array(found, kind)
-
-
-@lru_cache(maxsize=1_024)
-def _kind(schema: bytes) -> pa.DataType | None:
-    """Returns the Arrow type that pyarrow would give a column; None for an unsupported logical type."""
-    said = struct_of(schema)
-    if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
-        return pa.string() if 6 in said or 10 in said else pa.binary()
-    return None if 6 in said or 10 in said else _NUMBERS.get(said[1])
-
-
-def _unpacked(data: bytes, codec: int, size: int) -> bytes:
-    if not codec:
-        return data
-    if codec not in _CODECS:
-        raise NotUnderstood("another codec")
-    return bytes(pa.Codec(_CODECS[codec]).decompress(data, size, asbytes=True))
-
-
-def _item(data: bytes, width: int, number: int) -> int:
-    """Returns item `number` of a sequence in Parquet's hybrid encoding of runs and bit-packed values."""
-    at = 0
-    while True:
-        head, at = read_varint(data, at)
-        count = (head >> 1) * (8 if head & 1 else 1)
-        size = (head >> 1) * width if head & 1 else (width + 7) // 8
-        if at + size > len(data) and (not head & 1 or at + number * width // 8 >= len(data)):
-            raise NotUnderstood("a page that ends early")
-        if number < count:
-            bit = number * width if head & 1 else 0
-            first = at + bit // 8
-            return int.from_bytes(data[first : first + 5], "little") >> bit % 8 & (1 << width) - 1
-        number, at = number - count, at + size
-
-
-def _ones(data: bytes, count: int) -> int:
-    """Returns the number of set bits among the first `count` bits."""
-    found = at = 0
-    while count:
-        head, at = read_varint(data, at)
-        if head & 1:
-            some = min(count, (head >> 1) * 8)
-            size = head >> 1
-            found += (int.from_bytes(data[at : at + size], "little") & (1 << some) - 1).bit_count()
-        else:
-            some, size = min(count, head >> 1), 1
-            found += some * (data[at] & 1)
-        count, at = count - some, at + size
-        if not some:
-            raise NotUnderstood("a run of nothing")
-    return found

@@ -1,22 +1,16 @@
 """Look-ups of one key in a sorted Parquet file, which read only the pages that can have the key.
 
-The pages are copied into a small Parquet file in memory, which pyarrow decodes. Files never change, so the
-positions of their pages are cached in memory for all queries of the process.
+The pages are copied into a small Parquet file in memory, which pyarrow decodes.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
-from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -32,9 +26,9 @@ from dormouse.model.schema import Schema, is_as_stored
 from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from dormouse.objects.store import ObjectStore
+from dormouse.reading.file_cache import KEPT, KnownFile, OpenFile, opened
 from dormouse.reading.gone_rows import without
 from dormouse.reading.page_index import (
-    TAIL_BYTES,
     Chunk,
     NotUnderstood,
     Pages,
@@ -42,16 +36,12 @@ from dormouse.reading.page_index import (
     RowGroup,
     as_data_page,
     bounds_of_pages,
-    coded_page,
-    footer_bytes,
     pages,
-    row_groups,
     small_file,
-    values_of_dictionary,
 )
+from dormouse.reading.page_values import coded_page, values_of_dictionary
 from dormouse.reading.planner import Scan
 from dormouse.reading.where import Question
-from dormouse.settings.process import machine_bytes
 from dormouse.state.context import TableContext
 
 PAGES_MAX = 4
@@ -70,156 +60,8 @@ _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 _FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
 """The errors that a damaged file can cause, since its numbers can be anything."""
-KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)
-_ITEM_BYTES = 1_000
-"""The approximate memory that a cached item takes in addition to its bytes."""
-_GAP_BYTES_MAX = 1024 * 1024
-"""The largest gap between two spans that is read instead of skipped, in an object that is not on this
-machine.
-"""
-_FETCHES_MAX = 8
-_LOCAL_TAIL, _FAR_TAIL = 16 * 1024, 256 * 1024
-Span = tuple[int, int]
-"""The position of a span of bytes in a file, and its length."""
 FILES_MAX = 16
 """The most files of a group of leaves for a look-up. A query engine merges more files faster."""
-
-
-# Parquet files that are read in parts, and the cache of what is known of them; files never change.
-
-
-class OpenFile:
-    """An object that is read in parts. `mark` identifies the object and its content, as a cache key."""
-
-    def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
-        self._store, self._name, self._descriptor = store, name, descriptor
-        self.byte_count = byte_count
-        self.is_far = descriptor is None
-        self.tail_bytes = min(byte_count, _FAR_TAIL if descriptor is None else _LOCAL_TAIL)
-        status = None if descriptor is None else os.fstat(descriptor)
-        if status is not None and status.st_size != byte_count:
-            raise NotUnderstood("another size than was written")
-        inode = None if status is None else (status.st_ino, status.st_mtime_ns)
-        self.mark = (store.url, name, byte_count, inode)
-
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """Returns the bytes of each span, in order; raises `NotUnderstood` if one is incomplete."""
-        if any(at < 0 or size < 0 or at + size > self.byte_count for at, size in spans):
-            raise NotUnderstood("a part beyond the file")
-        if self._descriptor is not None:
-            return [self._whole(os.pread(self._descriptor, size, at), size) for at, size in spans]
-        joined = list(_joined(spans))
-        if len(joined) == 1:
-            fetched = [self._fetched(joined[0])]
-        else:
-            with ThreadPoolExecutor(min(len(joined), _FETCHES_MAX), "dormouse-pages") as threads:
-                fetched = list(threads.map(self._fetched, joined))
-        starts = [at for at, _ in joined]
-        found = []
-        for at, size in spans:
-            number = bisect_right(starts, at) - 1
-            found.append(fetched[number][at - starts[number] :][:size])
-        return found
-
-    def _fetched(self, span: Span) -> bytes:
-        return self._store.get_range(self._name, *span)
-
-    @staticmethod
-    def _whole(data: bytes, size: int) -> bytes:
-        if len(data) != size:
-            raise NotUnderstood("an object that ends early")
-        return data
-
-
-@contextmanager
-def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[OpenFile]:
-    path: Path | None = store.local_path(name)
-    if path is None:
-        yield OpenFile(store, name, byte_count, None)
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield OpenFile(store, name, byte_count, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _joined(spans: Sequence[Span]) -> Iterator[Span]:
-    """Yields fewer and larger spans, which cover all of these."""
-    start, end = -1, -1
-    for at, size in sorted(spans):
-        if start >= 0 and at - end <= _GAP_BYTES_MAX:
-            end = max(end, at + size)
-            continue
-        if start >= 0:
-            yield start, end - start
-        start, end = at, at + size
-    yield start, end - start
-
-
-@dataclass
-class KnownFile:
-    """The metadata of a file; page positions and bounds are added when they are first needed."""
-
-    groups: list[RowGroup]
-    tail: bytes
-    tail_from: int
-    pages: dict[tuple[int, str], Pages] = field(default_factory=dict)
-    bounds: dict[int, tuple[list[Any], list[Any]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, source: OpenFile) -> KnownFile:
-        at = source.byte_count - source.tail_bytes
-        tail = source.read([(at, source.tail_bytes)])[0]
-        footer = footer_bytes(tail[-TAIL_BYTES:]) + TAIL_BYTES
-        if footer > len(tail):
-            before = source.byte_count - footer
-            tail, at = source.read([(before, at - before)])[0] + tail, before
-        return cls(row_groups(tail[-footer:-TAIL_BYTES]), tail, at)
-
-    def part(self, source: OpenFile, span: Span) -> bytes:
-        """Returns the bytes of a span, from those that were read together with the footer if possible."""
-        at = span[0] - self.tail_from
-        return self.tail[at : at + span[1]] if at >= 0 else source.read([span])[0]
-
-
-class Kept:
-    """A cache of the metadata and dictionaries of files. It drops the least recently used items."""
-
-    def __init__(self) -> None:
-        self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
-        self._byte_count = 0
-        self._lock = Lock()
-
-    def get(self, key: tuple[Any, ...]) -> Any:
-        """Returns the item of a key; None if it is not cached."""
-        with self._lock:
-            found = self._items.get(key)
-            if found is None:
-                return None
-            self._items.move_to_end(key)
-        return found[0]
-
-    def put(self, key: tuple[Any, ...], item: Any, byte_count: int) -> None:
-        with self._lock:
-            if key in self._items:
-                return
-            self._items[key] = item, byte_count + _ITEM_BYTES
-            self._byte_count += byte_count + _ITEM_BYTES
-            while self._byte_count > KEPT_BYTES_MAX and len(self._items) > 1:
-                self._byte_count -= self._items.popitem(last=False)[1][1]
-
-    def file(self, source: OpenFile) -> KnownFile:
-        found: KnownFile | None = self.get(source.mark)
-        if found is None:
-            found = KnownFile.of(source)
-            # as Python objects the metadata takes several times its size in the file
-            self.put(source.mark, found, 4 * len(found.tail))
-        return found
-
-
-KEPT = Kept()
-
 
 # The rows of one file.
 
@@ -232,21 +74,38 @@ def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
 
 
 def rows_of(
-    store: ObjectStore, name: str, byte_count: int, key: Mapping[Field, Any], columns: Sequence[str]
+    store: ObjectStore,
+    name: str,
+    byte_count: int,
+    key: Mapping[Field, Any],
+    columns: Sequence[str],
+    *,
+    is_likely: bool = False,
 ) -> list[pa.RecordBatch] | None:
     """Returns the rows of a table's file that have a key, in the file's order.
 
     `key` has the values, as Arrow takes them, of the first row key or of the first few row keys. The file is
-    sorted by its row keys and has these columns, which `can_look_up` accepts.
+    sorted by its row keys and has these columns, which `can_look_up` accepts. If `is_likely`, the file
+    probably has the key, and more is read at once.
 
     Returns None when a query engine has to read the file. This includes an object that does not exist, is
     damaged, or has a size other than `byte_count`: the engine's reader then raises the error.
     """
     try:
+        wanted = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
         with opened(store, name, byte_count) as source:
-            return _Lookup(KEPT.file(source), source, key, columns).rows()
+            if (whole := KEPT.whole(source)) is not None:
+                at = _places({name: whole[name] for name in wanted}, wanted)
+                return [whole.select(columns).take(pa.array(at))] if len(at) else []
+            return _Lookup(KEPT.file(source), source, next(iter(key)), wanted, columns, is_likely).rows()
     except _FAILURES:
         return None
+
+
+def _places(keys: Mapping[str, pa.Array], wanted: Mapping[str, pa.Scalar]) -> np.ndarray[Any, Any]:
+    """Returns the numbers of the rows that have the wanted value of each key."""
+    alike = (pc.equal(keys[name], value) for name, value in wanted.items())
+    return np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
 
 
 class KeyBounds(NamedTuple):
@@ -314,10 +173,13 @@ class _Fetched:
     chunk: Chunk
     pages: Pages
     first: int
+    end: int
     data: bytes
 
     def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
         """Returns the bytes of the pages that contain `rows`, and the span of all rows in these pages."""
+        if self.end - self.first == 1:
+            return self.data, _Rows(*self.pages.first_rows[self.first : self.end + 1])
         first, end = _pages_of(self.pages, rows)
         offsets, start = self.pages.offsets, self.pages.offsets[self.first]
         till = offsets[end - 1] + self.pages.sizes[end - 1]
@@ -333,53 +195,66 @@ def _pages_of(column: Pages, rows: _Rows) -> tuple[int, int]:
 class _Lookup:
     """A look-up of one key in one file.
 
-    It reads pages of the key columns first. Pages of other columns follow only if the key is found.
+    It reads pages of the key columns first. Pages of other columns follow only if the key is found, unless
+    the key is likely to be in the file, or one more round trip would cost more than these pages.
     """
 
     def __init__(
-        self, file: KnownFile, source: OpenFile, key: Mapping[Field, Any], columns: Sequence[str]
+        self,
+        file: KnownFile,
+        source: OpenFile,
+        first: Field,
+        key: Mapping[str, pa.Scalar],
+        columns: Sequence[str],
+        is_likely: bool,
     ) -> None:
         self._file, self._source, self._columns = file, source, columns
-        self._key = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
-        self._first = next(iter(key))
-        self._wanted = _as_in_index(self._first, self._key[self._first.name])
+        self._key, self._first, self._is_likely = key, first, is_likely
+        self._wanted = _as_in_index(first, key[first.name])
 
     def rows(self) -> list[pa.RecordBatch]:
-        held = [number for number, group in enumerate(self._file.groups) if self._may_hold(group)]
+        wanted = self._wanted
+        held = [number for number, (low, high) in enumerate(self._bounds()) if low <= wanted <= high]
         if len(held) > PAGES_MAX:
             raise NotUnderstood("a key of many rows")
         return [some for number in held if (some := self._in_group(number)) is not None]
 
-    def _may_hold(self, group: RowGroup) -> bool:
-        bounds = group.chunks[self._first.name].bounds
-        if bounds is None:
-            raise NotUnderstood("a key without bounds")
-        low, high = map(self._decoded, bounds)
-        return bool(low <= self._wanted <= high)
+    def _bounds(self) -> list[tuple[Any, Any]]:
+        found = self._file.group_bounds
+        if found is None:
+            bounds = [group.chunks[self._first.name].bounds for group in self._file.groups]
+            if None in bounds:
+                raise NotUnderstood("a key without bounds")
+            decoded = self._decoded
+            found = [(decoded(low), decoded(high)) for low, high in cast("list[tuple[bytes, bytes]]", bounds)]
+            self._file.group_bounds = found
+        return found
 
     def _in_group(self, number: int) -> pa.RecordBatch | None:
         candidates = self._candidates(number)
         if candidates is None:
             return None
-        names = list(self._key)
+        chunks, names = self._file.groups[number].chunks, list(self._key)
         others = [name for name in self._columns if name not in self._key]
-        # for a remote object, one more round trip costs more than pages that may not be needed
-        data = self._fetched(number, names + others if self._source.is_far else names, candidates)
+        is_one_read = self._is_likely or self._source.is_far
+        data = self._fetched(number, names + others if is_one_read else names, candidates)
+        if self._is_likely:  # opening two small files would cost more than decoding these pages
+            names += [name for name in others if not chunks[name].dictionary]
         parts = {name: self._whole(number, data[name], candidates) for name in names}
-        keys = _decoded_rows(parts, candidates)
-        alike = (pc.equal(keys[name], wanted) for name, wanted in self._key.items())
-        at = np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
+        decoded = _decoded_rows(parts, candidates)
+        at = _places(decoded, self._key)
         if not len(at):
             return None
         if at[-1] - at[0] >= FOUND_MAX:
             raise NotUnderstood("a key of many rows")
         found = _Rows(candidates.start + int(at[0]), candidates.start + int(at[-1]) + 1)
-        if not self._source.is_far:
+        if not is_one_read:
             data = self._fetched(number, others, found)
-        columns = {name: column.slice(int(at[0]), len(at)) for name, column in keys.items()}
-        coded = {}
-        parts = {}
+        columns = {name: column.slice(int(at[0]), len(at)) for name, column in decoded.items()}
+        coded, parts = {}, {}
         for name in others:
+            if name in columns:
+                continue
             values = self._coded(number, data[name], found)
             if values is None:
                 pages_of, has = data[name].of(found)
@@ -424,18 +299,20 @@ class _Lookup:
     def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
         """Returns the pages of each column that contain `rows`; caches a remote object's dictionaries."""
         group, spans, wanted = self._file.groups[number], [], []
+        known: dict[int, tuple[int, int]] = {}  # most columns have their pages' first rows in one array
         for name in names:
             chunk = group.chunks[name]
             found = self._pages(number, chunk)
-            first, end = _pages_of(found, rows)
+            first, end = numbers = known.get(id(found.first_rows)) or _pages_of(found, rows)
+            known[id(found.first_rows)] = numbers
             if found.first_rows[end] - found.first_rows[first] > ROWS_MAX:
                 raise NotUnderstood("pages of many rows")
             start, last = found.offsets[first], end - 1
             spans.append((start, found.offsets[last] + found.sizes[last] - start))
-            wanted.append((chunk, found, first))
+            wanted.append((chunk, found, first, end))
         missing = [
             (chunk, chunk.dictionary)
-            for chunk, _, _ in wanted
+            for chunk, *_ in wanted
             if chunk.dictionary and self._source.is_far and self._known(number, chunk) is None
         ]
         data = self._source.read([*spans, *(span for _, span in missing)])
@@ -460,8 +337,9 @@ class _Lookup:
             return None
         places = [page.place(row - has.start) for row in range(*rows)]
         known = self._dictionary(number, chunk)
-        if any(place is not None and place >= len(known) for place in places):
-            raise NotUnderstood("a place beyond the dictionary")
+        for place in places:
+            if place is not None and place >= len(known):
+                raise NotUnderstood("a place beyond the dictionary")
         # faster than `take` for a few values, and also a copy
         return pa.concat_arrays(
             [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
@@ -562,7 +440,8 @@ def looked_up(
     names = [field.name for field in columns]
     batches: list[pa.RecordBatch] = []
     for scan, key in zip(scans, keys, strict=True):
-        found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
+        size, is_likely = scan.byte_count or 0, len(scans) == 1
+        found = rows_of(context.objects, scan.filename, size, key, names, is_likely=is_likely)
         if found is None:
             return None
         batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])

@@ -25,9 +25,10 @@ from dormouse.errors import DormouseError
 from dormouse.model.region import KeyRanges, Range, compare, decode_key
 from dormouse.model.types import INT, LONG
 from dormouse.reading.checked_files import named_failures
+from dormouse.reading.file_cache import KEPT_BYTES_MAX
 from dormouse.reading.gone_rows import GoneRows, matched
 from dormouse.reading.overlaps import clusters
-from dormouse.reading.page_reads import KEPT_BYTES_MAX, row_group_bounds
+from dormouse.reading.page_reads import row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
 from dormouse.reading.row_filter import TESTS_MAX, Fails, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, executed, key_session, planned, stored_rows

@@ -138,8 +138,8 @@ def plan_query(
     Raises:
 
     - `TableNotFound`,
-    - `SchemaMoved` when the columns changed, or the properties by which rows are merged and hidden, unless
-      `begun`,
+    - `SchemaMoved` when the columns or the name changed, or the properties by which rows are merged and
+      hidden, unless `begun`,
     - `QueryOvertaken` when a query plans again and the rows changed or a column was dropped,
     - `FileGone` from the iterator.
     """
@@ -473,12 +473,14 @@ class _View:
         return _PlannedPage.of(page, ranges, known, snapshot)
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
-        """Raises `SchemaMoved` when columns or properties changed, unless the query has begun."""
+        """Raises `SchemaMoved` when columns, properties or name changed, unless the query has begun."""
         has_begun = self._has_begun or self._is_further
         if self._context.schema.knows(version) and (is_shown_so or has_begun):
             return
         if self._moment is None or self._moment.snapshot is None:
-            raise SchemaMoved(f"columns or properties of table {self._context.table.name!r} were changed")
+            raise SchemaMoved(
+                f"columns, properties or name of table {self._context.table.name!r} were changed"
+            )
         self._moment.schema = keeping_columns(self._context).schema
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:

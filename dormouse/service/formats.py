@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import pyarrow as pa
@@ -141,12 +142,18 @@ def preferred_format(accept: str) -> Format:
     If several have the same weight, it is the first that the service knows. Raises `Refused` if the client
     accepts none. See RFC 9110, section 12.5.1.
     """
-    ranges = [_parsed(item) for item in accept.split(",") if item.strip()] or [("*/*", 1.0)]
-    best = max(_FORMATS, key=lambda media_type: _weight(media_type, ranges))
-    if not _weight(best, ranges):
+    best = _preferred(accept)
+    if best is None:
         offered = ", ".join(_FORMATS)
         raise Refused("not-acceptable", f"available are {offered}; {accept[:200]!r} accepts none of them")
     return _FORMATS[best]()
+
+
+@lru_cache(maxsize=64)
+def _preferred(accept: str) -> str | None:
+    ranges = [_parsed(item) for item in accept.split(",") if item.strip()] or [("*/*", 1.0)]
+    best = max(_FORMATS, key=lambda media_type: _weight(media_type, ranges))
+    return best if _weight(best, ranges) else None
 
 
 def _parsed(item: str) -> tuple[str, float]:

@@ -27,7 +27,13 @@ _SLASH = "\udc2f"
 It is a lone surrogate, which no valid path contains.
 """
 
-SEGMENT = AfterValidator(lambda text: text.replace(_SLASH, "/"))
+
+def of_segment(text: str) -> str:
+    """Returns a path parameter with its slashes restored."""
+    return text.replace(_SLASH, "/")
+
+
+SEGMENT = AfterValidator(of_segment)
 """A validator that restores the slashes of a path parameter."""
 
 _READS = frozenset({"GET", "HEAD"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 PLAN_SECONDS_MAX = 5.0
 """The time that the start of a job waits for a process to plan the job's statement."""
+
+REMEMBERED_MAX = 1_000
+"""The most tables that a door remembers."""
 
 _WHERE = {
     "carrier": ["AA", "UA"],
@@ -177,23 +181,43 @@ def schema_of(table: Table, as_of: Any) -> Schema:
 
 
 def _asked(instance: Instance, request: PlanRequest) -> tuple[Table, dict[str, Any]]:
-    """Returns the table and the options of a request, with the values of `where` converted to Python.
+    """Looks up a request's table; returns it, and the options of `_given`."""
+    table = instance.table(request.table)
+    return table, _given(table, request)
+
+
+def _given(table: Table, request: PlanRequest) -> dict[str, Any]:
+    """Returns the options of a request, with the values of `where` converted to Python.
 
     Raises `InvalidInput` if the columns have changed since `where` was written.
     """
     from dormouse.reading.where import parse_where
 
-    table, given = instance.table(request.table), options(request, "table")
+    given = options(request, "table")
     schema = schema_of(table, given["as_of"])
     if request.schema_id not in (None, table.context.schema_id(schema)):
         raise InvalidInput(f"the columns of table {table.known_name!r} were changed: look it up again")
-    return table, given | {"where": parse_where(schema, request.where)}
+    return given | {"where": parse_where(schema, request.where)}
 
 
 def _query(instance: Instance, request: QueryRequest, call: Call) -> Any:
-    table, given = _asked(instance, request)
     # with sessions for `descending`, whose sort can be large: a process of its own runs it
-    return table.query(**given, interruption=call.interruption, sessions=call.sessions)
+    how: dict[str, Any] = {"interruption": call.interruption, "sessions": call.sessions}
+    is_of_now = request.as_of is None and not (request.descending or request.verify)
+    remembered = call.remembered if is_of_now and call.remembered is not None else {}
+    if (table := remembered.get(request.table)) is not None:
+        context = table.context
+        with suppress(InvalidInput, TableNotFound):
+            found = table.query(**_given(table, request), **how)
+            if table.context is context:  # its name, columns and properties were compared by the plan
+                return found
+        remembered.pop(request.table, None)
+    table, given = _asked(instance, request)
+    if not table.is_row_table:  # its context is made anew for each query
+        if len(remembered) >= REMEMBERED_MAX:
+            remembered.clear()
+        remembered[request.table] = table
+    return table.query(**given, **how)
 
 
 def _check_query(instance: Instance, request: QueryRequest, call: Call) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +23,7 @@ from dormouse.model.types import checked_parameters
 from dormouse.verbs import texts
 
 if TYPE_CHECKING:
+    from dormouse.api.table import Table
     from dormouse.jobs.runs import Progress as JobProgress
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.streams import Interruption
@@ -141,6 +143,10 @@ class Call:
     rows_max: int | None = None
     """The largest number of rows in an answer, or None for no limit."""
 
+    remembered: dict[str, Table] | None = None
+    """The tables of earlier requests by name, if the door remembers them, so that a query need not look up
+    its table. Its plan then checks that the name, the columns and the properties are still the same."""
+
     check_rows: Callable[[int], object] = lambda rows: None
     """A function of a number of rows that raises the door's error if an answer may not have so many."""
 
@@ -227,11 +233,17 @@ class Verb:
 
 def options(request: Request, *without: str) -> dict[str, Any]:
     """Returns the fields of a request as arguments for Python methods, except those in `without`."""
-    model, given = type(request), dict(request)
-    forms = {name: form_of(model, name) or Form() for name in fields_of(model, *without) if name in given}
+    given = dict(request)
     return {
-        name: None if given[name] is None else form.to_python(given[name]) for name, form in forms.items()
+        name: None if given[name] is None else form.to_python(given[name])
+        for name, form in _forms(type(request), without)
+        if name in given
     }
+
+
+@cache
+def _forms(model: type[BaseModel], without: tuple[str, ...]) -> list[tuple[str, Form]]:
+    return [(name, form_of(model, name) or Form()) for name in fields_of(model, *without)]
 
 
 def fields_of(model: type[BaseModel], *without: str) -> list[str]:

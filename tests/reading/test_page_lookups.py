@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.data.transform import Transform
-from dormouse.reading import executor, page_reads
+from dormouse.reading import executor, file_cache, page_reads
 from dormouse.reading.page_reads import looked_up, rows_of
 from dormouse.reading.planner import Scan
 from tests.support.api import Instance
@@ -105,8 +106,8 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """
     found: list[bool] = []
 
-    def spy(*args: Any) -> Any:
-        rows = rows_of(*args)
+    def spy(*args: Any, **how: Any) -> Any:
+        rows = rows_of(*args, **how)
         found.append(rows is not None)
         return rows
 
@@ -133,8 +134,11 @@ def by_engine(context: Any, *args: Any) -> pa.Table:
         {"compression": "zstd", "dictionary_pagesize_limit": 900, "data_page_size": 400},
     ],
 )
-def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[str, Any]) -> None:
-    """Covers pages of all sizes, with different rows in each column's pages."""
+def test_a_file_gives_the_rows_of_each_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: dict[str, Any]
+) -> None:
+    """Covers pages of all sizes, with different rows in each column's pages, and files cached as a whole."""
+    monkeypatch.setattr(file_cache, "WHOLE_MEMORY_BYTES_MAX", 4_000_000)
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
     table = rows_for(schema, key_of, 2_000, 5)
@@ -149,15 +153,18 @@ def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[
             all(row[f.name] == v for f, v in wanted.items())
             for row in table.select([f.name for f in keys]).to_pylist()
         ]
-        for columns in (schema.names, ["text", keys[-1].name]):
-            found = rows_of(store, "f.parquet", size, wanted, columns)
+        ways = [(bytes_max, is_likely) for bytes_max in (0, 1_000_000) for is_likely in (False, True)]
+        for columns, (bytes_max, is_likely) in product((schema.names, ["text", keys[-1].name]), ways):
+            monkeypatch.setattr(file_cache, "WHOLE_BYTES_MAX", bytes_max)
+            found = rows_of(store, "f.parquet", size, wanted, columns, is_likely=is_likely)
+            assert found is not None or not bytes_max
             if found is None:
                 continue
             told += 1
             expected = table.filter(pa.array(alike)).select(columns)
             assert [one.schema.types for one in found] == [expected.schema.types] * len(found)
             assert sorted(text for one in found for text in texts(one)) == texts(expected)
-    assert told >= (0 if kind == "few" else 70)
+    assert told >= (160 if kind == "few" else 300)
 
 
 @pytest.mark.slow
@@ -177,6 +184,7 @@ def test_ingested_tables_answer_as_the_engine_does(
     for round_number in range(2):
         for n in [3_000, 5_999, *(chance.randrange(6_000) for _ in range(15))]:
             where = dict(zip(schema.row_key_names, key_of(n), strict=True))
+            monkeypatch.setattr(file_cache, "WHOLE_BYTES_MAX", n % 2 * 64_000)
             found = query(table.context, where).read_all()
             assert same(found, by_engine(table.context, where))
             assert same(found, pa.concat_tables(every).filter(_equals(where)))
@@ -269,10 +277,14 @@ def test_a_replaced_file_of_the_same_name_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_look_ups_in_damaged_pages_raise_no_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bytes_max", [0, 1_000_000], ids=["pages", "whole"])
+def test_look_ups_in_damaged_pages_raise_no_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
     """Any byte may differ. The look-up returns rows or nothing, and leaves errors to a reader that can name
     the file.
     """
+    monkeypatch.setattr(file_cache, "WHOLE_BYTES_MAX", bytes_max)
     store = open_store(tmp_path)
     path = tmp_path / "f.parquet"
     field = Field("k", LONG)
@@ -288,12 +300,14 @@ def test_look_ups_in_damaged_pages_raise_no_errors(tmp_path: Path) -> None:
         rows_of(store, "f.parquet", len(data), {field: 500}, ["k", "v"])
 
 
-def test_the_cache_of_pages_is_bounded_and_answers_hold_no_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bytes_max", [0, 1_000_000], ids=["pages", "whole"])
+def test_the_cache_of_files_is_bounded_and_answers_hold_no_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_max: int
 ) -> None:
-    kept = page_reads.Kept()
+    kept = file_cache.Kept()
     monkeypatch.setattr(page_reads, "KEPT", kept)
-    monkeypatch.setattr(page_reads, "KEPT_BYTES_MAX", 200_000)
+    monkeypatch.setattr(file_cache, "KEPT_BYTES_MAX", 200_000)
+    monkeypatch.setattr(file_cache, "WHOLE_BYTES_MAX", bytes_max)
     store = open_store(tmp_path)
     rows = pa.table({"k": pa.array(range(4_000)), "v": ["some text"] * 4_000})
     for number in range(40):
@@ -324,6 +338,30 @@ def test_a_remote_look_up_takes_one_request(tmp_path: Path) -> None:
         [found] = rows_of(far, "f.parquet", size, {Field("k", LONG): n}, rows.column_names) or []  # type: ignore[arg-type]
         assert found.to_pylist() == rows.slice(n, 1).to_pylist()
         assert far.requests <= (2 if n == 7 else 1)
+
+
+def test_a_small_remote_file_is_read_once_and_cached_as_a_whole(tmp_path: Path) -> None:
+    folder = open_store(tmp_path)
+    rows = pa.table({"k": pa.array(range(1_000)), "v": [f"text {n % 50}" for n in range(1_000)]})
+    pq.write_table(rows, tmp_path / "small.parquet", write_page_index=True)
+    size, far = folder.size("small.parquet"), _Far(folder)
+    for n in (7, 999, 500):
+        [found] = rows_of(far, "small.parquet", size, {Field("k", LONG): n}, ["v", "k"]) or []  # type: ignore[arg-type]
+        assert found.to_pylist() == [{"v": f"text {n % 50}", "k": n}]
+    assert far.requests == 1
+
+
+def test_a_small_file_of_many_equal_rows_is_not_cached_as_a_whole(tmp_path: Path) -> None:
+    """Its rows would take much more memory than the file has bytes."""
+    rows = pa.table({"k": pa.array(range(1_000)), "v": ["x" * 1_000] * 1_000})
+    pq.write_table(rows, tmp_path / "f.parquet", write_page_index=True, compression="zstd")
+    store = open_store(tmp_path)
+    size = store.size("f.parquet")
+    assert size < file_cache.WHOLE_BYTES_MAX
+    with file_cache.opened(store, "f.parquet", size) as source:
+        assert file_cache.KEPT.whole(source) is None
+    [found] = rows_of(store, "f.parquet", size, {Field("k", LONG): 7}, ["v"]) or []
+    assert found.to_pylist() == [{"v": "x" * 1_000}]
 
 
 class _Far:

@@ -13,17 +13,17 @@ import pytest
 
 from dormouse.reading.page_index import (
     STRUCT,
-    TEXTS_MAX,
     NotUnderstood,
     RowGroup,
     footer_bytes,
     listed,
+    page_header,
     pages,
     row_groups,
     struct_of,
-    values_of_dictionary,
     zigzag,
 )
+from dormouse.reading.page_values import TEXTS_MAX, values_of_dictionary
 
 ROWS = 5_000
 KINDS = {
@@ -117,3 +117,12 @@ def test_page_locations_may_be_any_numbers() -> None:
         for cut in range(2, len(index) if count else 0):
             with pytest.raises((NotUnderstood, LookupError)):
                 pages(index[: len(index) - cut], 7)
+
+
+def test_usual_page_headers_are_read_as_by_the_general_reader() -> None:
+    for number in (0, 1, 63, 64, 127, 8_191, 8_192, 1 << 20, 1 << 40):
+        one = b"\x15" + zigzag(number)
+        for levels in (3, 4):  # only RLE is usual
+            last = b"".join(b"\x15" + zigzag(n) for n in (8, levels, 3))
+            header = b"\x15\x00" + one + one + b"\x2c" + one + last + b"\x00\x00"
+            assert page_header(header + b"\x15values") == (struct_of(header), len(header))

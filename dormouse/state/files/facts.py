@@ -74,7 +74,7 @@ class Planned(NamedTuple):
     """The time of the epoch, in microseconds since 1970."""
     schema_version: int
     is_shown_so: bool
-    """True if the properties that readers apply are the same as in this process."""
+    """True if the name and the properties that readers apply are the same as in this process."""
     snapshot: str
     rows: PlannedRows
     """The references, and the pending deletions that may affect rows within the bounds."""

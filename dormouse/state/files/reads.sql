@@ -28,16 +28,16 @@ t.epoch,
     ) as deletions, null as partition_id, null as filename,
     jsonb_build_array(
         t.properties -> 'aggregate', t.properties -> 'filter', t.properties -> 'newest_by', t.properties -> 'verify_reads'
-    ) = %(shown_by)s::jsonb as only_contains_data,
+    ) = %(shown_by)s::jsonb and t.name = %(name)s as only_contains_data,
     (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
     null::bytea as max_key, t.schema_version::bigint as deletions_till, null::bigint[] as deletions_left,
     null::bigint as row_count, true as is_known
 
 -- name: plan
 -- The facts from which a query is planned, in one snapshot. The first row has the table's epoch, the snapshot, the pending
--- deletions that may match some keys, whether the properties that readers apply are those known to the caller (as
--- only_contains_data), the time of the epoch in microseconds since 1970 (as byte_count), and the version of the schema (as
--- deletions_till). The other rows have the references of some partitions, with the facts of their files.
+-- deletions that may match some keys, whether the name and the properties that readers apply are those known to the caller
+-- (as only_contains_data), the time of the epoch in microseconds since 1970 (as byte_count), and the version of the schema
+-- (as deletions_till). The other rows have the references of some partitions, with the facts of their files.
 select {plan_head}
 from tables t
 left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch

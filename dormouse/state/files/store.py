@@ -380,7 +380,8 @@ class FileReferenceStore:
         """Returns the statement that plans a query of some partitions, and its values."""
         known = self.table.properties
         shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
-        values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
+        values = {"partition_ids": partition_ids, "shown_by": shown_by, "name": self.table.name}
+        values |= bounds.arrays()
         name = "plan"
         if inlined is not None:
             name, values = "plan_inlined", {**values, **inlined._asdict()}
