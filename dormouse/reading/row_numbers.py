@@ -253,10 +253,8 @@ class _File:
 
     def _is_elsewhere(self, deletion: Deletion) -> bool:
         """Returns whether a deletion matches no wanted row, by its bounds on the first key."""
-        bounds, near = deletion.ranges.enclosing(self._first.name), self._near or Range()
-        is_below = bounds.max is not None and near.min is not None and compare(bounds.max, near.min) < 0
-        is_above = bounds.min is not None and near.max is not None and compare(bounds.min, near.max) > 0
-        return is_below or is_above
+        bounds = deletion.ranges.enclosing(self._first.name)
+        return self._near is not None and bounds.intersect(self._near) is None
 
     def _reads_whole(self, near: Range) -> bool:
         scan = self.scan
