@@ -177,20 +177,21 @@ class CompactionJobs:
         name = f"create_{strategy}"
         return int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
-    def create_of_deleted(self, jobs_max: int | None = None) -> int:
+    def create_of_deleted(self, jobs_max: int | None = None, *, full: bool = False) -> int:
         """Makes jobs only because of pending deletions; returns the number of new jobs.
 
         Some jobs only count the rows that deletions match (`looks`). They are made for files that no job has
         yet read for a deletion by values or for an old deletion. Other jobs merge. They are made for files
-        with more than `deletions_max` pending deletions, or with rows of an old deletion.
+        with more than `deletions_max` pending deletions, or with rows of an old deletion. With `full`, each
+        deletion counts as old.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max if jobs_max is None else jobs_max
         values = {
             "deletions_max": properties.deletions_max,
             "batch_files": properties.compaction_batch_files,
-            "old_seconds": OLD_SECONDS,
-            "reread_seconds": REREAD_SECONDS,
+            "old_seconds": 0.0 if full else OLD_SECONDS,
+            "reread_seconds": 0.0 if full else REREAD_SECONDS,
             **_OF_NO_RUN,
         }
         made = 0
@@ -200,13 +201,14 @@ class CompactionJobs:
             made += int(rows[0][0])
         return made
 
-    def create_of_shared(self, partition_ids: Iterable[str]) -> int:
-        """Makes jobs for files of these leaves that also have rows of other partitions.
+    def create_of_shared(self, partition_ids: Iterable[str], *, whole: bool = False) -> int:
+        """Makes jobs for files of these leaves that also have rows of other partitions; with `whole`, of all.
 
         Returns the number of new jobs.
         """
         values = {
             "partition_ids": list(partition_ids),
+            "whole": whole,
             "batch_files": self._table.properties.compaction_batch_files,
             "jobs_max": self._table.properties.compaction_jobs_max,
             **_OF_NO_RUN,

@@ -52,7 +52,8 @@ due as (
 select {jobs_claimed}
 
 -- name: create_of_shared
--- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, to rewrite them without these.
+-- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, to rewrite them without these;
+-- or of all unassigned files of these leaves.
 with batch as materialized (
     select partition_id, array_agg(place) as places
     from (
@@ -62,7 +63,7 @@ with batch as materialized (
         cross join lateral (
             select r.ctid as place, r.* from {file_reference} r where r.partition_id = l.partition_id offset 0
         ) r
-        where r.job_id is null and not r.only_contains_data_for_this_partition
+        where r.job_id is null and (%(whole)s or not r.only_contains_data_for_this_partition)
     ) s
     group by partition_id, batch
 ), {claimed}
