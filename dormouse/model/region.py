@@ -459,6 +459,9 @@ def _within(items: Ranges, limits: Range) -> Ranges:
 
 
 def _common(left: Ranges, right: Ranges) -> Iterator[Range]:
+    if len(left) == 1 or len(right) == 1:
+        yield from _within(left, right[0]) if len(right) == 1 else _within(right, left[0])
+        return
     i = j = 0
     while i < len(left) and j < len(right):
         both = left[i].intersect(right[j])

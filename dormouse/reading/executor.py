@@ -25,10 +25,13 @@ from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
+from dormouse.reading.gone_rows import without
 from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
-from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
+from dormouse.reading.overlaps import clusters
+from dormouse.reading.page_reads import is_look_up, looked_up, row_group_bounds, row_groups_in_memory
 from dormouse.reading.planner import Scan, bytes_of, may_hold
 from dormouse.reading.row_filter import after, every, meets, rendered
+from dormouse.reading.row_numbers import Finder, left_by_key
 from dormouse.reading.scan_session import (
     DATAFUSION,
     LARGE_BATCH_ROWS,
@@ -252,7 +255,7 @@ class _Execution:
 
         The rows of the last key are held back until a larger key comes.
         """
-        groups = self._verified(groups)
+        groups = self._settled(self._verified(groups))
         if self._question.limit is not None:  # the next group may not be needed
             parts = first_divided(groups, self._moment, self._question.limit)
             yield from self._used(self._prepared(parts, start))
@@ -273,6 +276,21 @@ class _Execution:
             verify(self._context, scans, self._interruption)
             yield scans
 
+    def _settled(self, groups: Groups) -> Groups:
+        """Yields groups with rows to leave out by their keys instead of deletions, where this is possible."""
+        # a query with a limit may end before it has read a whole file
+        reads = self._question.limit is None
+        finder = Finder(self._context, self._question.ranges, self._interruption, reads=reads)
+        for scans in groups:
+            if self._is_keyed or self._transform.aggregates or not any(scan.deletions for scan in scans):
+                yield scans
+            elif is_look_up(self._moment.schema, scans):
+                yield tuple(finder.settled(scans))
+            else:
+                alone = [scan for cluster in clusters(scans) if len(cluster) == 1 for scan in cluster]
+                found = {scan.filename: scan for scan in finder.settled(alone)}
+                yield tuple(found.get(scan.filename, scan) for scan in scans)
+
     def _used(self, prepared: _Prepared) -> Iterator[pa.RecordBatch]:
         while True:
             self._is_awaited.set()
@@ -291,8 +309,11 @@ class _Execution:
     def _planned(self, scans: Sequence[Scan], start: Reached | None) -> Iterator[pa.RecordBatch]:
         """Returns the rows of a group; raises at once for files that no longer exist or are damaged."""
         if not self._is_keyed:
+            scans = left_by_key(scans)
             plan = partial(self._physical, scans, start)
-            return self._executed(planned(self._context, scans, plan, self._interruption), scans)
+            found = self._executed(planned(self._context, scans, plan, self._interruption), scans)
+            gone = [scan.gone for scan in scans if scan.gone is not None]
+            return without(found, self._context.schema.key_names, gone) if gone else found
         keyed = self._keyed(scans)
         if (both := keyed.layers(self._context.objects)) is None:
             return self._newest(keyed, start)
@@ -538,13 +559,13 @@ def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iter
     low: Any = None if any(one.min is None for one in wanted) else min(one.min for one in wanted)  # type: ignore[type-var]
     high: Any = None if any(one.max is None for one in wanted) else max(one.max for one in wanted)  # type: ignore[type-var]
     starts = [
-        (value, rows)
+        (group.low, group.row_count)
         for scan in scans
         # the key's name when the file was written, since its name of today may then have been another
         # column's
         for key in written_schema(schema, scan.filename).row_keys[:1]
-        for value, rows in row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
-        if high is None or value < high
+        for group in row_group_bounds(objects, scan.filename, scan.byte_count or 0, key)
+        if high is None or group.low < high
     ]
     # parts of equal size, since one part is read while another is used
     left = sum(rows for value, rows in starts if low is None or value > low)

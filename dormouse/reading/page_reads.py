@@ -28,11 +28,11 @@ from dormouse.data.arrow_schema import arrow_type, written_schema
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
-from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema, is_as_stored
 from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from dormouse.objects.store import ObjectStore
+from dormouse.reading.gone_rows import without
 from dormouse.reading.page_index import (
     TAIL_BYTES,
     Chunk,
@@ -249,13 +249,19 @@ def rows_of(
         return None
 
 
-def row_group_starts(
-    store: ObjectStore, name: str, byte_count: int, key: Field
-) -> list[tuple[KeyValue, int]]:
-    """Returns the smallest key of each row group of a table's file on this machine, with its row count.
+class KeyBounds(NamedTuple):
+    """The smallest and largest value of the first key in a row group, and its number of rows."""
 
-    `key` has the name that it has in the file. Returns an empty list for a file that is not on this machine
-    or cannot be read, and for keys that are not INT or LONG.
+    low: int
+    high: int
+    row_count: int
+
+
+def row_group_bounds(store: ObjectStore, name: str, byte_count: int, key: Field) -> list[KeyBounds]:
+    """Returns the bounds of the first key in each row group of a table's file on this machine.
+
+    `key` has the name that it has in the file. Returns an empty list for a file that is not on this machine,
+    cannot be read or lacks bounds, and for keys that are not INT or LONG.
     """
     if key.type not in (INT, LONG):
         return []
@@ -263,7 +269,14 @@ def row_group_starts(
         groups = [(one.chunks[key.name].bounds, one.row_count) for one in _groups(store, name, byte_count)]
     except _FAILURES:
         return []
-    return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
+    known = [
+        KeyBounds(_integer(ends[0]), _integer(ends[1]), rows) for ends, rows in groups if ends is not None
+    ]
+    return known if len(known) == len(groups) else []
+
+
+def _integer(bound: bytes) -> int:
+    return int.from_bytes(bound, "little", signed=True)
 
 
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
@@ -481,7 +494,7 @@ class _Lookup:
 
     def _decoded(self, bound: bytes) -> Any:
         """Returns a bound of the page index as a value that can be compared with the wanted key."""
-        return int.from_bytes(bound, "little", signed=True) if self._first.type in _NUMBERS else bound
+        return _integer(bound) if self._first.type in _NUMBERS else bound
 
 
 def _as_in_index(key: Field, value: pa.Scalar) -> Any:
@@ -536,9 +549,12 @@ def looked_up(
     wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
     columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    # a look-up needs files without deletions that were written with the current columns
+    # a look-up needs files whose deleted rows are known by their keys, written with the current columns
     are_plain = all(
-        one.byte_count and not one.deletions and is_as_stored(written_schema(stored, one.filename), stored)
+        one.byte_count
+        and not one.deletions
+        and (one.gone is None or one.gone.has_whole_keys)
+        and is_as_stored(written_schema(stored, one.filename), stored)
         for one in scans
     )
     if not (are_plain and can_look_up(schema.key_fields, columns)):
@@ -549,7 +565,7 @@ def looked_up(
         found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
         if found is None:
             return None
-        batches += found
+        batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])
     if len(batches) > 1:
         order = [(name, "ascending") for name in schema.key_names]
         order += [(name, "descending") for name in newest_by]
@@ -559,6 +575,11 @@ def looked_up(
         first = first_of_keys(batches, schema.row_key_names)
         batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(wanted) for batch in first]
     return batches
+
+
+def is_look_up(schema: Schema, scans: Sequence[Scan]) -> bool:
+    """Returns whether each of the scans wants one key only."""
+    return all(_key_of(schema, scan) for scan in scans)
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:

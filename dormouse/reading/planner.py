@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dormouse.errors import MetadataDamaged
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_key, encode_key, united
+from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_key, united
 from dormouse.model.schema import Field, Schema
 from dormouse.objects.names import schema_version_of
+from dormouse.reading.where import corners_of
 
 if TYPE_CHECKING:
+    from dormouse.reading.gone_rows import GoneRows
     from dormouse.reading.where import Deletion
 
 NO_NODE = -1
@@ -39,7 +41,7 @@ class Reach:
 
     def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
         self._schema = schema
-        self._known = [(one, corners_of(schema, one.ranges)) for one in deletions]
+        self._known = [(one, one.corners or corners_of(schema, one.ranges)) for one in deletions]
 
     def of(
         self,
@@ -53,11 +55,14 @@ class Reach:
         Deletions with numbers up to `till` were checked before. They apply only if they are in `left`, which
         lists those that still match rows of the file.
         """
+        spans: list[tuple[str, Range]] = []
+        if self._known and min_key is not None and max_key is not None:
+            spans = list(_spans(self._schema, min_key, max_key))
         return tuple(
             one
             for one, corners in self._known
             if (one.deletion_id > till or one.deletion_id in (left or ()))
-            and may_hold(self._schema, min_key, max_key, one.ranges, corners)
+            and (not one.ranges or may_hold(self._schema, min_key, max_key, one.ranges, corners, spans))
         )
 
 
@@ -67,10 +72,12 @@ def may_hold(
     max_key: bytes | None,
     ranges: KeyRanges,
     corners: tuple[bytes, bytes] | None = None,
+    spans: Iterable[tuple[str, Range]] | None = None,
 ) -> bool:
     """Returns whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges.
 
-    `corners` is the result of `corners_of` for the ranges, if the caller has it.
+    `corners` is the result of `corners_of` for the ranges, and `spans` that of `_spans` for the file, if the
+    caller has them.
     """
     if ranges.is_empty:
         return False
@@ -82,36 +89,20 @@ def may_hold(
     is_one_range = len(ranges) == 1 and len(ranges.get(schema.row_keys[0].name, ())) == 1
     if is_one_range and not (max_key.startswith(lowest) or min_key.startswith(highest)):
         return True  # the bounds decide, unless the keys touch a corner, which may itself not be wanted
-    for name, low, high in _spans(schema, min_key, max_key):
-        held = Range(low, high, max_inclusive=True)
+    for name, held in _spans(schema, min_key, max_key) if spans is None else spans:
         if name in ranges and not ranges.overlaps(name, held):
             return False
     return True
 
 
-def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
-    """Returns the smallest and the largest possible key in the ranges.
-
-    It is only the beginning of a key if a range of a later row key is open.
-    """
-    enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
-    return tuple(  # type: ignore[return-value]
-        encode_key(
-            schema.row_keys,
-            list(takewhile(lambda value: value is not None, (getattr(item, end) for item in enclosing))),
-        )
-        for end in ("min", "max")
-    )
-
-
-def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, KeyValue, KeyValue]]:
-    """Yields names of leading row keys, with the smallest and largest value that the rows can have.
+def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, Range]]:
+    """Yields names of leading row keys, with the range of the values that the rows can have.
 
     It ends after the first row key whose two values differ, because later ones can have any value.
     """
     lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
     for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
-        yield key.name, low, high
+        yield key.name, Range(low, high, max_inclusive=True)
         if low != high:
             return
 
@@ -139,7 +130,8 @@ class Scan:
 
     `partition_id` is a partition that refers to the file. `byte_count` is the file's size, None or 0 if not
     known. Rows that match one of `deletions` are left out. Deletions up to the number `deletions_till` are
-    known to match rows of this file. The file's keys lie from `min_key` to `max_key`, if known.
+    known to match rows of this file. The file's keys lie from `min_key` to `max_key`, if known. The rows in
+    `gone` are left out too; only some readers take such scans (see `row_numbers.Finder`).
     """
 
     filename: str
@@ -150,6 +142,7 @@ class Scan:
     deletions_till: int = 0
     min_key: bytes | None = field(default=None, compare=False, repr=False)
     max_key: bytes | None = field(default=None, compare=False, repr=False)
+    gone: GoneRows | None = field(default=None, compare=False, repr=False)
 
     @property
     def schema_version(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from dormouse.errors import (
     InvalidRange,
 )
 from dormouse.model.json_values import json_value, value_of_json
-from dormouse.model.region import KeyRanges, Range, Region, check_key
+from dormouse.model.region import KeyRanges, Range, Region, check_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
 from dormouse.model.table import ROWS_MAX, current_condition, stored_condition
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
@@ -38,6 +39,8 @@ PARSED_MAX = 16_384
 A plan needs all pending deletions of a table, one after another. If there were more of them than this, the
 cache would drop each before it is needed again.
 """
+SCHEMAS_MAX = 1_024
+"""The most schemas whose parsed conditions are cached."""
 SCHEMAS_CHASED_MAX = 20
 """The most changes of a table's columns that may happen while an operation begins."""
 # Conditions, columns and a limit, checked against a schema.
@@ -293,6 +296,23 @@ class Deletion:
     ranges: KeyRanges = field(compare=False)
     conditions: tuple[Condition, ...] = field(compare=False)
     is_erasure: bool = field(default=False, compare=False)
+    corners: tuple[bytes, bytes] | None = field(default=None, compare=False, repr=False)
+    """The result of `corners_of`, if known."""
+
+
+def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
+    """Returns the smallest and the largest possible key in the ranges.
+
+    It is only the beginning of a key if a range of a later row key is open.
+    """
+    enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
+    return tuple(  # type: ignore[return-value]
+        encode_key(
+            schema.row_keys,
+            list(takewhile(lambda value: value is not None, (getattr(item, end) for item in enclosing))),
+        )
+        for end in ("min", "max")
+    )
 
 
 def deletions_of(
@@ -305,12 +325,13 @@ def deletions_of(
     `rows` are tuples in any order: a number, a condition as JSON, and optionally whether the deletion is an
     erasure.
     """
-    found = []
-    for deletion_id, condition, *is_erasure in sorted(rows):
-        hidden = _question_of(schema, schema.shape if schema.was_changed else None, condition)
-        if not hidden.ranges.intersect(wanted or KeyRanges()).is_empty:
-            found.append(Deletion(deletion_id, condition, hidden.ranges, hidden.conditions, any(is_erasure)))
-    return tuple(found)
+    columns = _columns_of(schema, schema.shape if schema.was_changed else None)
+    found = (_deletion_of(columns, *row) for row in sorted(rows))
+    return tuple(one for one in found if not one.ranges or _may_match(one.ranges, wanted))
+
+
+def _may_match(ranges: KeyRanges, wanted: KeyRanges | None) -> bool:
+    return not (ranges.intersect(wanted) if wanted else ranges).is_empty
 
 
 def condition_of(schema: Schema, question: Question) -> str:
@@ -324,10 +345,24 @@ def condition_of(schema: Schema, question: Question) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """The columns of a table, compared by identity: a schema of many columns is hashed slowly."""
+
+    schema: Schema
+
+
 @lru_cache(maxsize=PARSED_MAX)
-def _question_of(schema: Schema, shape: Shape | None, condition: str) -> Question:
-    # schemas compare equal by their fields alone, but a condition's columns depend on the shape too
+def _deletion_of(columns: _Columns, deletion_id: int, condition: str, is_erasure: bool = False) -> Deletion:
+    schema = columns.schema
     recorded = question(schema, parse_where(schema, current_condition(schema, condition)), None, None)
     # an open range is refused now; one recorded by an earlier release also deleted nulls
-    conditions = (replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
-    return replace(recorded, conditions=tuple(conditions))
+    conditions = tuple(replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
+    corners = corners_of(schema, recorded.ranges)
+    return Deletion(deletion_id, condition, recorded.ranges, conditions, is_erasure, corners)
+
+
+@lru_cache(maxsize=SCHEMAS_MAX)
+def _columns_of(schema: Schema, shape: Shape | None) -> _Columns:
+    # schemas compare equal by their fields alone, but a condition's columns depend on the shape too
+    return _Columns(schema)

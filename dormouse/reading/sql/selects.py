@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
 from typing import Any, Literal
 
+import numpy as np
+
 from dormouse.data.transform import Function, Transform, quoted
-from dormouse.model.region import KeyRanges, start_of, united
+from dormouse.model.region import KeyRanges, Range, start_of, united
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
+from dormouse.reading.gone_rows import GoneRows
 from dormouse.reading.overlaps import layers
 from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
@@ -26,8 +30,10 @@ from dormouse.reading.row_filter import (
     remains,
     rendered_unless_all,
 )
+from dormouse.reading.row_numbers import Finder, unsettled
 from dormouse.reading.sql.conditions import DUCKDB, DuckDb, all_of, literal, text, type_name
 from dormouse.reading.sql.engine import path_of
+from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, Question
 from dormouse.state.context import TableContext
 
@@ -40,6 +46,13 @@ DuckDB plans each scan separately, which for a thousand scans takes seconds.
 """
 INDEX = "file_index"
 """The name of DuckDB's virtual column with the position of a row's file in the scan's list of files."""
+NUMBER = "file_row_number"
+"""The name of DuckDB's virtual column with the position of a row in its file."""
+NUMBERS_LISTED_MAX = 20_000
+"""The most rows that are left out by a join with their numbers. More rows of a file become bits of a text."""
+_FILE_ROWS = 1 << 32
+_ROWS_LEFT_OUT_MAX = 1_000_000
+"""The most rows that a statement leaves out of one table by their numbers, since its text has them all."""
 
 
 def written_alike(scan: Scan) -> tuple[bool, int]:
@@ -52,13 +65,14 @@ def written_alike(scan: Scan) -> tuple[bool, int]:
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
     """Yields lists of files; DuckDB reads the files of each list in one scan, in this order."""
-    ways = ways_of(scans, written_alike)
+    # files with rows to leave out are read alone, so that other files are read as if there were none
+    ways = ways_of(scans, lambda scan: (*written_alike(scan), scan.filename if scan.gone else ""))
     if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
     alike: dict[Any, list[list[Scan]]] = defaultdict(list)
     for way, found in ways.items():
-        alike[way.kind].append(found)
+        alike[way.kind[:2]].append(found)
     for some in alike.values():
         listed = sorted((scan for found in some for scan in found), key=lambda scan: _place(schema, scan))
         scans_max = max(1, SCANS_MAX * len(some) // len(ways))
@@ -88,10 +102,12 @@ def left_of(
     scans: Sequence[Scan],
     deletions: Sequence[Sequence[Deletion]],
     value: Callable[[Field], str],
+    wanted: Range = Range(),  # noqa: B008 immutable
 ) -> str | None:
     """Returns the SQL condition for rows that no deletion of their own file matches; None without deletions.
 
-    `deletions` has the deletions of each scan. `value` returns the SQL expression of a column.
+    `deletions` has the deletions of each scan. `value` returns the SQL expression of a column. Rows whose
+    first key is not in `wanted` may be left out or not.
     """
     numbers = [{one.deletion_id for one in some} for some in deletions]
     known = {one.deletion_id: one for some in deletions for one in some}
@@ -102,9 +118,32 @@ def left_of(
             return EVERY_ROW
         return Given(" OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in runs))
 
-    first = schema.row_keys[0]
-    left = remains(schema, [known[number] for number in sorted(known)], where, keys_near(first, scans))
+    near = keys_near(schema.row_keys[0], scans).intersect(wanted)
+    left = EVERY_ROW if near is None else remains(schema, [known[n] for n in sorted(known)], where, near)
     return rendered_unless_all(left, DuckDb(value))
+
+
+def without_rows(read: str, gone: Sequence[GoneRows | None]) -> str:
+    """Returns the FROM clause that reads files without the rows in `gone`, which has an item for each file.
+
+    DuckDB applies conditions on the rows before the join. `read` is a call of `read_parquet`.
+    """
+    numbers = [one.numbers for one in gone if one is not None]
+    if not any(map(len, numbers)):
+        return read
+    if len(gone) == 1 and len(numbers[0]) > NUMBERS_LISTED_MAX:
+        last = int(numbers[0][-1])
+        bits = np.zeros(last + 1, np.uint8)
+        bits[numbers[0]] = 1
+        packed = b64encode(np.packbits(bits).tobytes()).decode()
+        # `get_bit` fails beyond the last bit, and CASE is evaluated only as far as needed
+        is_left = f"get_bit(from_base64('{packed}')::BIT, {NUMBER}::INTEGER) = 0"
+        return f"{read} WHERE CASE WHEN {NUMBER} <= {last} THEN {is_left} ELSE true END"
+    places = [() if one is None else one.numbers + at * _FILE_ROWS for at, one in enumerate(gone)]
+    listed = ",".join(str(number) for some in places for number in some)
+    number = NUMBER if len(gone) == 1 else f"{INDEX} * {_FILE_ROWS}::BIGINT + {NUMBER}"
+    # one text is parsed faster than many literals
+    return f"{read} ANTI JOIN (SELECT unnest('[{listed}]'::BIGINT[])) AS __gone(__row) ON {number} = __row"
 
 
 def asks_index(scans: Sequence[Scan]) -> bool:
@@ -113,11 +152,11 @@ def asks_index(scans: Sequence[Scan]) -> bool:
 
 
 def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
-    """Returns whether a file may have a column named as the index, which DuckDB would use instead."""
+    """Returns whether a file may have a column with the name of a virtual one, which it would replace."""
     shape = schema.shape
     names = (stage.name for column in shape.columns for stage in column.stages)
     return (
-        INDEX in map(str.lower, names)
+        not {INDEX, NUMBER, "__row"}.isdisjoint(map(str.lower, names))
         or len(shape.columns) < shape.last_id
         or any(version > shape.version for version in versions)
     )
@@ -216,11 +255,17 @@ class Select:
         question: Question,
         now_ms: int,
         *,
+        ranges: KeyRanges = KeyRanges(),  # noqa: B008 immutable
+        interruption: Interruption | None = None,
         compares_null: bool = True,
         joins_outer: bool = False,
     ) -> None:
-        """Prepares the SELECT; `compares_null` and `joins_outer` describe the statement (see `Parsed`)."""
+        """Prepares the SELECT; the statement needs no rows outside `ranges`.
+
+        `compares_null` and `joins_outer` describe the statement (see `Parsed`).
+        """
         self._context = context
+        self._finder = Finder(context, ranges, interruption or Interruption())
         self._compares_null = compares_null
         self._joins_outer = joins_outer
         self._schema = context.schema
@@ -236,7 +281,14 @@ class Select:
             columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in fields)
             return f"SELECT {', '.join(columns)} WHERE false"
         if self._context.current_rows:
-            every = Select(self._context.every_version, self._question, self._now_ms)
+            finder = self._finder
+            every = Select(
+                self._context.every_version,
+                self._question,
+                self._now_ms,
+                ranges=finder.wanted,
+                interruption=finder.interruption,
+            )
             rows = newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
         else:
             rows = self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
@@ -277,8 +329,22 @@ class Select:
         For a keyed table it leaves marks of deletion out. With `marked` it has all rows, and the columns that
         `newest` needs.
         """
-        parts = read_together(self._schema, scans)
+        parts = read_together(self._schema, self._settled(list(scans), marked))
         return " UNION ALL ".join(self._part(files, marked=marked) for files in parts)
+
+    def _settled(self, scans: list[Scan], marked: bool) -> list[Scan]:
+        """Returns scans with rows to leave out by their numbers instead of deletions, where this is possible.
+
+        Rows that are deleted but hide others stay in the answer.
+        """
+        versions = (scan.schema_version for scan in scans)
+        if (marked and self._properties.newest_by is not None) or may_hide_index(self._schema, versions):
+            return scans
+        found, rows = [], 0
+        for scan in self._finder.settled(scans):
+            rows += len(scan.gone or ())
+            found.append(unsettled(scan) if rows > _ROWS_LEFT_OUT_MAX else scan)
+        return found
 
     def _part(self, scans: Sequence[Scan], *, marked: bool) -> str:
         """Returns a SELECT of the rows of files that are read in one scan."""
@@ -287,6 +353,7 @@ class Select:
         files = ", ".join(text(path_of(self._context.objects, scan.filename)) for scan in scans)
         # a folder named a=b would otherwise add a column to its files
         read = f"read_parquet([{files}], hive_partitioning = false)"
+        read = without_rows(read, [scan.gone for scan in scans])
         now = self._context.stored_schema
         written = now.as_written(version)
         if not is_as_stored(written, now):
@@ -298,12 +365,15 @@ class Select:
 
         by_value = marked and self._properties.newest_by is not None
         both = [parted(scan.deletions, hides=by_value) for scan in scans]
-        hiding, others = (left_of(self._schema, scans, some, value) for some in zip(*both, strict=True))
+        near = self._finder.wanted.enclosing(self._schema.row_keys[0].name)
+        hiding, others = (left_of(self._schema, scans, some, value, near) for some in zip(*both, strict=True))
         if marked:
             columns += deletion_columns(self._properties, hiding)
         conditions = [rows_of(self._schema, scans), others]
         if is_keyed(self._properties) and not marked:
             conditions.append(THERE)
+        if " WHERE " in read and is_as_stored(written, now):
+            read = f"(SELECT *, {INDEX} FROM {read})"
         return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
 
     def _column(self, field: Field, unbounded: bool) -> str:

@@ -301,7 +301,7 @@ class _Statement:
             scans = [scan for some in reads.values() for scan in some]
             if len(scans) > SUBQUERY_FILES_MAX or bytes_of(scans) > SUBQUERY_BYTES_MAX:
                 return None
-            views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
+            views = {name: self._select(name, ranges).of(reads.get(name, ())) for name in self.contexts}
             rows = self._rows(reads, views, parsed.run, ())
             values = subquery.values(pa.Table.from_batches(rows.batches, rows.schema))
             return None if values is None else Evaluated(values, ranges, reads)
@@ -456,7 +456,9 @@ class _Statement:
         first = context.schema.row_keys[0].name
         wanted = [_within(scan, self.wanted.ranges[name]) for scan in scans]
         statement = f"SELECT {quoted(first)} FROM {quoted(name)} ORDER BY 1 LIMIT 1 OFFSET {FIRST_ROWS}"
-        found = self._rows({name: wanted}, {name: self._select(name).unmerged(wanted)}, statement, ())
+        found = self._rows(
+            {name: wanted}, {name: self._select(name, self.wanted.ranges).unmerged(wanted)}, statement, ()
+        )
         last = [key for batch in found.batches for key in batch.column(0).to_pylist()]
         if not last:
             return None
@@ -472,7 +474,9 @@ class _Statement:
 
     def _on(self, reads: Reads) -> Rows:
         """Runs the statement over tables that consist of the given files; a table without files is empty."""
-        views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
+        views = {
+            name: self._select(name, self.wanted.ranges).of(reads.get(name, ())) for name in self.contexts
+        }
         rows = self._rows(reads, views, self.text, self.parameters)
         if self.describes:
             [context] = self.contexts.values()
@@ -493,14 +497,23 @@ class _Statement:
 
         return Rows(rows.schema, batches())
 
-    def _select(self, name: str) -> Select:
+    def _select(self, name: str, ranges: Mapping[str, KeyRanges]) -> Select:
+        """Returns a maker of SELECTs of a table, for a statement that needs rows in `ranges`."""
         context = self.contexts[name]
         wanted = self.question or question(context.schema, None, None, None)
         if self._filters_again:
             keys = (Condition(context.schema.field(key), ranges) for key, ranges in wanted.ranges.items())
             wanted = replace(wanted, conditions=(*keys, *wanted.conditions))
         now_ms = self.moments.milliseconds(name)
-        return Select(context, wanted, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
+        return Select(
+            context,
+            wanted,
+            now_ms,
+            ranges=ranges.get(name, KeyRanges()),
+            interruption=self.interruption,
+            compares_null=self.compares_null,
+            joins_outer=self.joins_outer,
+        )
 
     @property
     def _filters_again(self) -> bool:

@@ -209,7 +209,7 @@ def _with_views(
             now_ms = moments.milliseconds(name)
             context, files = contexts[name], plan.summary.files
             if files <= FILES_MAX:
-                select = Select(context, one, now_ms).of(scans)
+                select = Select(context, one, now_ms, ranges=one.ranges).of(scans)
             else:
                 table = context.table.name
                 many = f"table {table!r} has {files:,} files, more than {FILES_MAX:,}: bound it by "
