@@ -125,19 +125,19 @@ class Finder:
     def _sets(self, scan: Scan) -> list[frozenset[Deletion]]:
         """Returns the sets of deletions whose rows are useful, the most useful set first."""
         by_value = frozenset(one for one in scan.deletions if one.corners == _ANYWHERE)
-        if self._reads_much(scan):
+        if self.reads_much(scan):
             return [frozenset(scan.deletions), *([by_value] if by_value else [])]
-        is_cached = by_value and any(one.deletions == by_value for one in KNOWN.of(self._key(scan)))
+        is_cached = by_value and any(one.deletions == by_value for one in KNOWN.of(self.key_of(scan)))
         return [by_value] if is_cached or len(by_value) >= BY_VALUE_MIN else []
 
     def _missing(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> bool:
         """Returns whether the rows of the most useful set are not cached."""
-        known = [one.deletions for one in KNOWN.of(self._key(scan))] if sets else []
+        known = [one.deletions for one in KNOWN.of(self.key_of(scan))] if sets else []
         return any(some not in known for some in sets[:1])
 
     def _with_known(self, scan: Scan, sets: Sequence[frozenset[Deletion]]) -> Scan:
         first = self.context.stored_schema.row_keys[0]
-        known = KNOWN.of(self._key(scan)) if sets else []
+        known = KNOWN.of(self.key_of(scan)) if sets else []
         for some in sets:
             rows = next((one.rows for one in known if one.deletions == some), None)
             if rows is not None:
@@ -147,7 +147,7 @@ class Finder:
                 return replace(scan, deletions=left, gone=gone)
         return scan
 
-    def _reads_much(self, scan: Scan) -> bool:
+    def reads_much(self, scan: Scan) -> bool:
         """Returns whether the query wants all rows of a file, or rows of several of its row groups."""
         if scan.min_key is None or scan.max_key is None:
             return False
@@ -166,7 +166,7 @@ class Finder:
         held = (Range(one.low, one.high, max_inclusive=True) for one in groups)
         return sum(near.intersect(one) is not None for one in held) > 1
 
-    def _key(self, scan: Scan) -> object:
+    def key_of(self, scan: Scan) -> object:
         schema, objects = self.context.stored_schema, self.context.objects
         path = objects.local_path(scan.filename)
         mark: tuple[int, ...] = ()
@@ -182,7 +182,7 @@ class Finder:
 
         Files that cannot be read are left to the reader, which raises the error.
         """
-        file = self._key(scan)
+        file = self.key_of(scan)
         with suppress(DormouseError):
             for wanted in reversed(sets):
                 known = KNOWN.of(file)
