@@ -149,6 +149,12 @@ class Scan:
         """The version of the schema that the file was written with."""
         return schema_version_of(self.filename)
 
+    def unsettled(self) -> Scan:
+        """Returns the scan with the deletions that match the rows in `gone`, instead of these rows."""
+        if self.gone is None:
+            return self
+        return replace(self, deletions=(*self.deletions, *self.gone.deletions), gone=None)
+
 
 class Way(NamedTuple):
     """The properties that files must share to be read in one scan; the caller chooses `kind`."""

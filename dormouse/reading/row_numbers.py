@@ -242,13 +242,6 @@ class Finder:
         return sum(one.row_count for one in groups[:start]), wanted
 
 
-def unsettled(scan: Scan) -> Scan:
-    """Returns a scan with the deletions that its `gone` stands for."""
-    if scan.gone is None:
-        return scan
-    return replace(scan, deletions=(*scan.deletions, *scan.gone.deletions), gone=None)
-
-
 def left_by_key(scans: Sequence[Scan]) -> tuple[Scan, ...]:
     """Returns scans in key order whose `gone` rows can be found by their keys in the rows of all scans.
 
@@ -257,5 +250,5 @@ def left_by_key(scans: Sequence[Scan]) -> tuple[Scan, ...]:
     found: list[Scan] = []
     for cluster in clusters(scans):
         is_alone = len(cluster) == 1 and (cluster[0].gone is None or cluster[0].gone.has_whole_keys)
-        found += cluster if is_alone else map(unsettled, cluster)
+        found += cluster if is_alone else [scan.unsettled() for scan in cluster]
     return tuple(found)

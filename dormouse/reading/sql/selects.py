@@ -33,7 +33,6 @@ from dormouse.reading.row_filter import (
     remains,
     rendered_unless_all,
 )
-from dormouse.reading.row_numbers import Finder, unsettled
 from dormouse.reading.sql.conditions import DUCKDB, DuckDb, all_of, literal, text, type_name
 from dormouse.reading.sql.engine import path_of
 from dormouse.reading.streams import Interruption
@@ -274,7 +273,8 @@ class Select:
         `compares_null` and `joins_outer` describe the statement (see `Parsed`).
         """
         self._context = context
-        self._finder = Finder(context, ranges, interruption or Interruption())
+        self._ranges = ranges
+        self._interruption = interruption or Interruption()
         self._compares_null = compares_null
         self._joins_outer = joins_outer
         self._schema = context.schema
@@ -290,13 +290,12 @@ class Select:
             columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in fields)
             return f"SELECT {', '.join(columns)} WHERE false"
         if self._context.current_rows:
-            finder = self._finder
             every = Select(
                 self._context.every_version,
                 self._question,
                 self._now_ms,
-                ranges=finder.wanted,
-                interruption=finder.interruption,
+                ranges=self._ranges,
+                interruption=self._interruption,
             )
             rows = newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
         else:
@@ -369,12 +368,16 @@ class Select:
         Rows that are deleted but hide others stay in the answer.
         """
         versions = (scan.schema_version for scan in scans)
-        if (marked and self._properties.newest_by is not None) or may_hide_index(self._schema, versions):
+        hides = marked and self._properties.newest_by is not None
+        if hides or may_hide_index(self._schema, versions) or not any(scan.deletions for scan in scans):
             return scans
+        # most statements need no DataFusion, which takes long to import
+        from dormouse.reading.row_numbers import Finder
+
         found, rows = [], 0
-        for scan in self._finder.settled(scans):
+        for scan in Finder(self._context, self._ranges, self._interruption).settled(scans):
             rows += len(scan.gone or ())
-            found.append(unsettled(scan) if rows > _ROWS_LEFT_OUT_MAX else scan)
+            found.append(scan.unsettled() if rows > _ROWS_LEFT_OUT_MAX else scan)
         return found
 
     def _part(self, scans: Sequence[Scan], *, marked: bool, leaves_marks_out: bool) -> str:
@@ -396,7 +399,7 @@ class Select:
 
         by_value = marked and self._properties.newest_by is not None
         both = [parted(scan.deletions, hides=by_value) for scan in scans]
-        near = self._finder.wanted.enclosing(self._schema.row_keys[0].name)
+        near = self._ranges.enclosing(self._schema.row_keys[0].name)
         hiding, others = (left_of(self._schema, scans, some, value, near) for some in zip(*both, strict=True))
         if marked:
             columns += deletion_columns(self._properties, hiding)
