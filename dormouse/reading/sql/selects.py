@@ -22,7 +22,6 @@ from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.gone_rows import GoneRows
 from dormouse.reading.overlaps import layers, parted_by_marks
 from dormouse.reading.planner import Scan, keys_near, ways_of
-from dormouse.reading.replaced_rows import replaced_rows
 from dormouse.reading.row_filter import (
     EVERY_ROW,
     Filter,
@@ -320,11 +319,8 @@ class Select:
         rows = [self.unmerged(found.alone)] if found.alone else []
         keys = self.unmerged(found.small, marked=True) if found.small else ""
         if found.large:
-            versions = (scan.schema_version for scan in found.large)
-            is_hidden = may_hide_index(schema, versions)
-            replaced = {} if is_hidden else replaced_rows(self._finder, found.large, found.small)
-            direct = [scan for scan in found.large if scan.filename in replaced]
-            if direct:
+            replaced = self._replaced(found.large, found.small)
+            if direct := [scan for scan in found.large if scan.filename in replaced]:
                 rows.append(self.unmerged(direct, replaced=replaced))
             if joined := [scan for scan in found.large if scan.filename not in replaced]:
                 rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(joined), keys))
@@ -337,6 +333,22 @@ class Select:
         if compare:
             rows.append(newest(schema, " UNION ALL ".join(compare), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
+
+    def _replaced(self, large: Sequence[Scan], small: Sequence[Scan]) -> dict[str, GoneRows]:
+        """Returns the rows of large files that small files replace, by filename, where they are known."""
+        if may_hide_index(self._schema, (scan.schema_version for scan in large)):
+            return {}
+        from dormouse.reading.replaced_rows import replaced_rows
+        from dormouse.reading.row_numbers import Finder
+
+        found, rows = {}, 0
+        for name, some in replaced_rows(
+            Finder(self._context, self._ranges, self._interruption), large, small
+        ).items():
+            rows += len(some)
+            if rows <= _ROWS_LEFT_OUT_MAX:
+                found[name] = some
+        return found
 
     def unmerged(
         self,
