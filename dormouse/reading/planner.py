@@ -143,6 +143,8 @@ class Scan:
     min_key: bytes | None = field(default=None, compare=False, repr=False)
     max_key: bytes | None = field(default=None, compare=False, repr=False)
     gone: GoneRows | None = field(default=None, compare=False, repr=False)
+    whole: tuple[KeyRanges, ...] | None = field(default=None, compare=False, repr=False)
+    """The slices before the scan was limited to a part of its group; None if it was not."""
 
     @property
     def schema_version(self) -> int:

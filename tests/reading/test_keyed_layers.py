@@ -13,6 +13,7 @@ from keyed_tables import MARKS
 
 import dormouse as dm
 from dormouse.durability.erasing import _begun
+from dormouse.reading import executor
 from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.selects import THERE, Select
@@ -377,3 +378,39 @@ def test_a_deleted_row_of_a_small_file_hides_older_rows_unless_it_is_erased(
     table.upsert(pa.table({"k": range(9_000), "v": rows}), engine="local")
     assert len(_layers(table).large) == 1 and not _layers(table).undecided
     assert _values(table, instance) == [*rows[:5], *([rows[5]] if erases else []), 1, *rows[7:]]
+
+
+@pytest.mark.parametrize("newest_by", [None, "v"])
+def test_small_files_are_read_once_for_all_parts_of_a_group(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, newest_by: str | None
+) -> None:
+    """Parts begin where large files do. Small files have keys there, between rows, and beyond the ends."""
+    monkeypatch.setattr(executor, "PART_ROWS", 3_000)
+    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    rows: dict[int, int] = dict(zip(range(0, 120_000, 2), _values_of(60_000), strict=True))
+    properties = dm.TableProperties(keep="newest_row", newest_by=newest_by)
+    table = instance.create_table("t", OF_K_AND_NUMBERS, properties=properties)
+    for low in range(0, 120_000, 20_000):
+        keys = range(low, low + 20_000, 2)
+        table.upsert(pa.table({"k": keys, "v": [rows[k] for k in keys]}), engine="local")
+    for v in range(1, 4):
+        some = dict.fromkeys([-v, *range(v, 121000, 991), *range(v * 2, 60, 8), 119998 + v], v)
+        _upsert(table, some, v)
+        rows |= some
+    opened: list[int] = []
+    newest = executor._Execution._newest
+    monkeypatch.setattr(
+        executor._Execution, "_newest", lambda *args: (opened.append(len(args[1].scans)), newest(*args))[1]
+    )
+    assert len(_layers(table).small) == 3
+    wanted = sorted(rows.items())
+    found = table.query().read_all()
+    assert list(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == wanted
+    assert (len(opened), opened.count(3)) == (7, 1)
+    for low, high in ((0, 5_000), (7, 60_001), (59_998, None)):
+        found = table.query({"k": dm.Range(low, high)}).read_all()
+        part = [row for row in wanted if row[0] >= low and (high is None or row[0] < high)]
+        assert list(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == part
+    some = [row for row in wanted if row[1] > 0][:50]
+    few = table.query({"v": dm.Range(1)}, limit=50).read_all()
+    assert list(zip(few["k"].to_pylist(), few["v"].to_pylist(), strict=True)) == some
