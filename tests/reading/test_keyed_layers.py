@@ -394,7 +394,7 @@ def test_small_files_are_read_once_for_all_parts_of_a_group(
         keys = range(low, low + 20_000, 2)
         table.upsert(pa.table({"k": keys, "v": [rows[k] for k in keys]}), engine="local")
     for v in range(1, 4):
-        some = dict.fromkeys([-v, *range(v, 121000, 991), *range(v * 2, 60, 8), 119998 + v], v)
+        some = dict.fromkeys([-v, *range(v, 121_000, 991), 20_000 * v, 119_998 + v], v)
         _upsert(table, some, v)
         rows |= some
     opened: list[int] = []
