@@ -20,6 +20,7 @@ from dormouse.data.datafusion_session import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
 from dormouse.model.region import KeyRanges
+from dormouse.model.table import REPLACED_ROWS_MAX
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.checked_files import named_failures
 from dormouse.reading.gone_rows import GoneRows, found_in
@@ -28,10 +29,8 @@ from dormouse.reading.planner import Scan, bytes_of
 from dormouse.reading.row_numbers import FILES_MAX, Finder
 from dormouse.reading.scan_session import executed, key_session, planned, stored_rows
 
-ROWS_MAX = 20_000
-"""The most rows in the small files beside a large one for which its replaced rows are found."""
 SMALL_BYTES_MAX = 16 * 1024 * 1024
-"""The most bytes of these small files."""
+"""The most bytes of the small files beside a large one for which its replaced rows are found."""
 KEYS = (INT, LONG, TIMESTAMP, DATE, STRING, BYTES)
 """Types of row keys whose values are equal for each reader if they are equal in Arrow."""
 _THREADS_MAX = 4
@@ -115,19 +114,19 @@ def _find(finder: Finder, place: _Place) -> None:
         found = _rows_of(finder, place.large, left)
         if found is not None and base is not None:
             found = base.together(found)
-        known = _Known(None if found is None or len(found) > ROWS_MAX else found)
+        known = _Known(None if found is None or len(found) > REPLACED_ROWS_MAX else found)
         size = 0 if known.rows is None else known.rows.byte_count
         KEPT.put(_key(finder, place, sources), known, size)
 
 
 def _rows_of(finder: Finder, large: Scan, small: Sequence[Scan]) -> GoneRows | None:
-    """Reads the keys of the files; returns None if the small files have more than `ROWS_MAX` rows."""
+    """Reads the keys of the files; returns None if the small files have too many rows."""
     names = finder.context.schema.row_key_names
     kinds = pa.schema([arrow_schema(finder.context.schema).field(name) for name in names])
     keys: list[pa.RecordBatch] = []
     for batch in _keys(finder, small):
         keys.append(exact(batch, kinds))
-        if sum(one.num_rows for one in keys) > ROWS_MAX:
+        if sum(one.num_rows for one in keys) > REPLACED_ROWS_MAX:
             return None
     [wanted] = pa.Table.from_batches(keys, kinds).combine_chunks().to_batches() or [
         pa.RecordBatch.from_pylist([], kinds)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.model.table import TableRecord, is_keyed
+from dormouse.model.table import REPLACED_ROWS_MAX, ROWS_MAX, TableRecord, is_keyed
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.lease import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
@@ -36,6 +36,12 @@ KEYED_SIZE_RATIO_MAX = 0.25
 
 The files of a leaf are merged into one when the rows of all files but the largest are at least this fraction
 of the largest file's rows.
+"""
+
+KEYED_SIZE_RATIO_MIN = 1 / 16
+"""The `size_ratio` of a keyed table whose files beside a leaf's largest have over `REPLACED_ROWS_MAX` rows.
+
+Readers then pay about twice as much, so that fewer rows are enough to merge the files.
 """
 
 REREAD_SECONDS = 3600.0
@@ -163,14 +169,17 @@ class CompactionJobs:
         # the other files of a batch cannot have more rows than this many times the largest file's
         others = properties.compaction_batch_files - 1
         strategy = "size_ratio" if full else properties.compaction_strategy
-        chosen_by = {
+        chosen_by: dict[str, Any] = {
             "strategy": strategy,
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
+        many, least = ROWS_MAX, chosen_by["size_ratio"]
         if is_keyed(properties):
             # readers look up each row's key in all other files, so a single file is worth more rewriting
             chosen_by["size_ratio"] = min(chosen_by["size_ratio"], KEYED_SIZE_RATIO_MAX)
+            many, least = REPLACED_ROWS_MAX, KEYED_SIZE_RATIO_MIN
+        chosen_by |= {"many_rows": many, "many_ratio": least}
         if full:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
         values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max), **_OF_NO_RUN}
