@@ -5,6 +5,7 @@
 - Upserts of 1, 1,000 and 100,000 rows into tables that keep one row per key.
 - Deletes and upserts that are refused while compactions run.
 - Later operations: look-ups with a thousand pending deletions, scans after many upserts, and compactions.
+- Statements of TPC-H on keyed tables after upserts, compared with DuckDB on plain files.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from collections.abc import Callable
 from benchmarks.changes.deletes import KINDS, beside, deletes, lookups
 from benchmarks.changes.plan import PARTS, Plan
 from benchmarks.changes.sides import FILES, PEERS, SIDES
+from benchmarks.changes.tpch import CASES, QUERIES, tpch
 from benchmarks.changes.upserts import COUNTS, keyed, reading, upserted, upserts
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.report import Grid, values
 
 _PARTS: dict[str, Callable[[Plan, Tell], Figures]] = dict(
-    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted), strict=True)
+    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted, tpch), strict=True)
 )
 
 
@@ -78,6 +80,11 @@ BENCHMARK = Benchmark(
                 "looked_up_with_{}_upserts_vs_plain": "look-ups",
             },
             "reads of a keyed table after upserts ÷ of a plain one",
+        ),
+        Grid(
+            {query: query.upper() for query in QUERIES},
+            {f"{{}}_with_{case}_vs_duckdb": case.replace("_", " ") for case in CASES},
+            "TPC-H on keyed tables: CPU seconds ÷ DuckDB's on plain files",
         ),
         values(
             {
