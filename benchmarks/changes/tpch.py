@@ -50,14 +50,14 @@ def tpch(plan: Plan, tell: Tell) -> Figures:
 def _ratios(plan: Plan, query: str, duckdb: Any, instance: Any) -> Figures:
     times: dict[str, list[float]] = {name: [] for name in ("duckdb", *CASES)}
     for number in range(plan.rounds + 1):
-        for name in times:
+        for name, measured in times.items():
             text = sub(rf"\b({'|'.join(TABLES)})\b", rf"\1_{name}", _TEXTS[query])
             if name == "duckdb":
                 taken = _cpu_seconds(partial(_fetch, duckdb, _TEXTS[query]))
             else:
                 taken = _cpu_seconds(partial(_read, instance, text))
             if number:  # the first round warms up
-                times[name].append(taken)
+                measured.append(taken)
     return {
         f"{query}_with_{case}_vs_duckdb": round(median_ratio(times[case], times["duckdb"]), 3)
         for case in CASES
