@@ -6,6 +6,7 @@
 - Deletes and upserts that are refused while compactions run.
 - Later operations: look-ups with a thousand pending deletions, scans after many upserts, and compactions.
 - The CPU time of reads of a table with pending deletions, divided by that of reads without deletions.
+- Statements of TPC-H on keyed tables after upserts, compared with DuckDB on plain files.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from benchmarks.changes.deleted import READS, TABLES, deleted
 from benchmarks.changes.deletes import KINDS, beside, deletes, lookups
 from benchmarks.changes.plan import PARTS, Plan
 from benchmarks.changes.sides import FILES, PEERS, SIDES
+from benchmarks.changes.tpch import CASES, QUERIES, tpch
 from benchmarks.changes.upserts import COUNTS, keyed, reading, upserted, upserts
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.report import Grid, values
 
 _PARTS: dict[str, Callable[[Plan, Tell], Figures]] = dict(
-    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted, deleted), strict=True)
+    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted, deleted, tpch), strict=True)
 )
 
 
@@ -88,6 +90,11 @@ BENCHMARK = Benchmark(
                 "first_with_{}_vs_none": "the first Q1",
             },
             "CPU time of reads of a table with pending deletions ÷ without deletions",
+        ),
+        Grid(
+            {query: query.upper() for query in QUERIES},
+            {f"{{}}_with_{case}_vs_duckdb": case.replace("_", " ") for case in CASES},
+            "TPC-H on keyed tables: CPU seconds ÷ DuckDB's on plain files",
         ),
         values(
             {

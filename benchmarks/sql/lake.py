@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,22 +71,28 @@ def duckdb_connection() -> duckdb.DuckDBPyConnection:
 def make(lake: Lake, tell: Tell) -> None:
     """Generates the rows and loads them into the files and tables."""
     tell("generating rows")
-    generated = lake.place.folder / "generated"
-    command = [str(generator()), "parquet", "--scale-factor", str(lake.scale), "--output-dir", str(generated)]
-    subprocess.run([*command, "--quiet"], check=True)
+    generated = generate(lake)
     with lake.opened() as instance, duckdb_connection() as rows:
         for name in TABLES:
             tell(f"loading {name}")
-            _Rows(rows, lake, name).convert(generated / f"{name}.parquet").load(instance, name)
-        main = _Rows(rows, lake, MAIN)
+            TpchRows(rows, lake, name).convert(generated / f"{name}.parquet").load(instance, name)
+        main = TpchRows(rows, lake, MAIN)
         tell("dividing files")
         main.load_divided(instance)
         tell("loading a table with an aggregate")
         main.load(instance, AGGREGATED, aggregate=main.aggregate)
 
 
+def generate(lake: Lake, tables: Iterable[str] = TABLES) -> Path:
+    """Generates the rows of tables as Parquet files; returns their folder."""
+    generated = lake.place.folder / "generated"
+    command = [str(generator()), "parquet", "--scale-factor", str(lake.scale), "--output-dir", str(generated)]
+    subprocess.run([*command, "--tables", ",".join(tables), "--quiet"], check=True)
+    return generated
+
+
 @dataclass(frozen=True)
-class _Rows:
+class TpchRows:
     """The rows of one table. DuckDB writes them to a file, from which they are loaded into Dormouse."""
 
     rows: duckdb.DuckDBPyConnection
@@ -106,7 +112,7 @@ class _Rows:
         query = f"select column_name, column_type from (describe from {self._file})"
         return dict(self.rows.execute(query).fetchall())
 
-    def convert(self, generated: Path) -> _Rows:
+    def convert(self, generated: Path) -> TpchRows:
         """Writes the file with Dormouse's types, sorted by the row keys, which are the first columns."""
         keys = ", ".join(TABLES[self.name])
         found = self.rows.execute(f"describe from '{generated}'").fetchall()

@@ -472,10 +472,10 @@ class Table(Container):
     ) -> CompactionReport:
         """Runs one round of compaction: makes jobs, runs those that are due, and reports what it did.
 
-        `full` merges the files of each leaf into one, whatever the table's strategy, and so rewrites all rows
-        of such leaves. `progress` is called with the number of jobs done and of all jobs. While the commit
-        queue is above its high mark, it first waits, and calls `waiting` with the reason. Raises
-        `CommitQueueFull` if that takes too long.
+        `full` makes each leaf one file without replaced or deleted rows, whatever the table's strategy.
+        `progress` is called with the number of jobs done and of all jobs. While the commit queue is above its
+        high mark, it first waits, and calls `waiting` with the reason. Raises `CommitQueueFull` if that takes
+        too long.
         """
         from dormouse.writing.compaction import compact
 

@@ -30,6 +30,11 @@ KEPT_SECONDS = 86_400
 It is also the default of the other delays before a deletion.
 """
 INT_MAX = (1 << 31) - 1
+REPLACED_ROWS_MAX = 100_000
+"""The most rows of small files beside a large one of a keyed table that readers leave out of it by number.
+
+More rows are left out by a join of the keys, which costs as much as reading the large file again.
+"""
 ROWS_MAX = (1 << 63) - 1
 
 VERSION = "__schema"

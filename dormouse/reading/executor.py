@@ -222,6 +222,7 @@ class _Execution:
         self._is_keyed = is_keyed(context.properties)
         self._is_awaited = Event()
         self._held = HeldBack(context.schema.key_names)
+        self._small: tuple[Sequence[Scan], list[pa.RecordBatch]] | None = None
 
     def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         """Yields the rows, with the wanted columns and the keys."""
@@ -342,8 +343,16 @@ class _Execution:
         keyed = self._keyed(scans)
         if (both := keyed.layers(self._context.objects)) is None:
             return self._newest(keyed, start)
-        large, small = (self._newest(one, start) for one in both)
-        return laid_over(large, small, keyed.schema.row_key_names, GONE)
+        large, small = both
+        above = self._newest(small, start) if start or not small.in_parts else self._in_memory(small)
+        return laid_over(self._newest(large, start), above, keyed.schema.row_key_names, GONE)
+
+    def _in_memory(self, small: KeyedScans) -> Iterator[pa.RecordBatch]:
+        """Returns the rows of small files in a part of a group; reads those of all parts once."""
+        group = small.of_group()
+        if self._small is None or self._small[0] != group.scans:
+            self._small = group.scans, list(self._newest(group, None))
+        return small.in_part(self._small[1])
 
     def _newest(self, keyed: KeyedScans, start: Reached | None) -> Iterator[pa.RecordBatch]:
         context, after = self._context, self._after(start)
@@ -637,5 +646,5 @@ def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...
     for scan in scans:
         slices = (part.clipped(name, limits) for part in scan.slices)
         if left := tuple(part for part in slices if not part.is_empty):
-            found.append(replace(scan, slices=left))
+            found.append(replace(scan, slices=left, whole=scan.whole or scan.slices))
     return tuple(found)

@@ -89,24 +89,51 @@ def without(
     if keys is None:
         yield from batches
         return
-    first = keys.column(names[0])
-    is_number = pa.types.is_integer(first.type) or pa.types.is_temporal(first.type)
-    wanted = _integers(first) if is_number else None
+    search = _Search(keys, names)
     for batch in batches:
-        if not batch.num_rows:
-            yield batch
-            continue
-        column = batch.column(names[0])
-        if wanted is None:
-            near = keys
-            there = np.flatnonzero(pc.is_in(column, value_set=first).to_numpy(zero_copy_only=False))
+        yield from _dropped(batch, search.positions(batch)) if batch.num_rows else [batch]
+
+
+def found_in(batches: Iterable[pa.RecordBatch], keys: pa.RecordBatch, names: Sequence[str]) -> GoneRows:
+    """Returns the rows that have one of the keys; `names` are the key's columns.
+
+    The batches have all rows of a file in key order, each key once. `keys` are sorted.
+    """
+    search, row = _Search(keys, names), 0
+    numbers, some = [np.array([], np.int64)], [keys.slice(0, 0)]
+    for batch in batches:
+        at = search.positions(batch)
+        numbers.append(at + row)
+        some.append(exact(batch.take(pa.array(at)), keys.schema))
+        row += batch.num_rows
+    return GoneRows(np.concatenate(numbers), pa.concat_batches(some), has_whole_keys=True)
+
+
+class _Search:
+    """A search for rows that have one of some sorted keys."""
+
+    def __init__(self, keys: pa.RecordBatch, names: Sequence[str]) -> None:
+        self._keys, self._names = keys, names
+        first = keys.column(names[0])
+        is_number = pa.types.is_integer(first.type) or pa.types.is_temporal(first.type)
+        self._wanted = _integers(first) if is_number else None
+
+    def positions(self, batch: pa.RecordBatch) -> Numbers:
+        """Returns the positions of the rows in a batch; its first key column ascends."""
+        column = batch.column(self._names[0])
+        if not len(column):
+            return np.array([], np.int64)
+        if self._wanted is None:
+            near = self._keys
+            is_known = pc.is_in(column, value_set=near.column(self._names[0]))
+            there = np.flatnonzero(is_known.to_numpy(zero_copy_only=False))
         else:
             values = _integers(column)
-            start = int(np.searchsorted(wanted, values[0], "left"))
-            end = int(np.searchsorted(wanted, values[-1], "right"))
-            near = keys.slice(start, end - start)
-            there = _places(values, np.unique(wanted[start:end]))
-        yield from _dropped(batch, _alike(batch, there, near, names))
+            start = int(np.searchsorted(self._wanted, values[0], "left"))
+            end = int(np.searchsorted(self._wanted, values[-1], "right"))
+            near = self._keys.slice(start, end - start)
+            there = _places(values, np.unique(self._wanted[start:end]))
+        return _alike(batch, there, near, self._names)
 
 
 def _dropped(batch: pa.RecordBatch, rows: Numbers) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ Rows of the last key of a sorted stream are held back, so that an interrupted qu
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions
 from dormouse.data.datafusion_session import column, key_order, sorted_session, union
 from dormouse.data.newest import first_of_keys, last_of_keys
 from dormouse.data.transform import Transform
-from dormouse.model.region import KeyValue
+from dormouse.model.region import KeyValue, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import (
     DELETED_AT,
@@ -29,9 +30,10 @@ from dormouse.model.table import (
     newest_first,
     stored_schema,
 )
+from dormouse.model.types import INT, LONG
 from dormouse.objects.store import ObjectStore
-from dormouse.reading.overlaps import layers, overlap
-from dormouse.reading.planner import Scan
+from dormouse.reading.overlaps import layers, overlap, parted_by_marks
+from dormouse.reading.planner import Scan, bytes_of
 from dormouse.reading.row_filter import every, meets, parted, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, stored_rows
 from dormouse.reading.streams import up_to
@@ -47,6 +49,8 @@ FILTERED_BATCHES_MAX = 32
 FILTERED_BYTES_MAX = 16 * 1024 * 1024
 """The most bytes of the batches that are filtered in one DataFusion plan."""
 _BATCHES = "batches"
+SMALL_BYTES_MAX = 4 * 1024 * 1024
+"""The most bytes of small files beside large ones whose rows are held in memory while the group is read."""
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -86,6 +90,30 @@ class KeyedScans:
         large = replace(self, scans=(*found.alone, *found.large))
         return large, replace(self, scans=found.small, hides=True)
 
+    @property
+    def in_parts(self) -> bool:
+        """Returns whether these small files belong to a group in parts and are read once for all parts."""
+        is_number = self.schema.row_keys[0].type in (INT, LONG)
+        return is_number and self.scans[0].whole is not None and bytes_of(self.scans) <= SMALL_BYTES_MAX
+
+    def of_group(self) -> KeyedScans:
+        """Returns the scans as they were before their group was divided into parts."""
+        scans = tuple(replace(one, slices=one.whole or one.slices, whole=None) for one in self.scans)
+        return replace(self, scans=scans)
+
+    def in_part(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields those rows of the group, in key order, that lie in the part of these scans."""
+        name = self.schema.row_keys[0].name
+        wanted = united([part for scan in self.scans for part in scan.slices]).enclosing(name)
+        for batch in batches:
+            keys, start, end = batch.column(name).to_pylist(), 0, batch.num_rows
+            if wanted.min is not None:
+                start = (bisect_left if wanted.min_inclusive else bisect_right)(keys, wanted.min)
+            if wanted.max is not None:
+                end = (bisect_right if wanted.max_inclusive else bisect_left)(keys, wanted.max)
+            if start < end:
+                yield batch.slice(start, end - start)
+
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
         """Returns the rows in no order.
 
@@ -95,13 +123,20 @@ class KeyedScans:
         stored, order = stored_schema(self.schema, self.properties), newest_first(self.properties)
         # a row that a hiding deletion matches still hides older rows, so it is only marked; rows that other
         # deletions match are left out when the files are read
-        ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
-        for scan in self.scans:
-            hiding, others = parted(scan.deletions, hides=self.properties.newest_by is not None)
-            ways[hiding].append(replace(scan, deletions=others))
-        narrowed = self._marked if self.merges else self._filtered
-        frames = ((stored_rows(ctx, store, stored, scans, order), hiding) for hiding, scans in ways.items())
-        return union([narrowed(frame, hiding) for frame, hiding in frames])
+        ways: dict[tuple[tuple[Deletion, ...], bool], list[Scan]] = defaultdict(list)
+        plain, others = ([], self.scans) if self.merges else parted_by_marks(store, self.scans)
+        for scans, has_marks in ((plain, False), (others, True)):
+            for scan in scans:
+                hiding, left_out = parted(scan.deletions, hides=self.properties.newest_by is not None)
+                ways[hiding, has_marks].append(replace(scan, deletions=left_out))
+        frames = []
+        for (hiding, has_marks), scans in ways.items():
+            frame = stored_rows(ctx, store, stored, scans, order)
+            if self.merges:
+                frames.append(self._marked(frame, hiding))
+            else:
+                frames.append(self._filtered(frame, hiding, has_marks=has_marks))
+        return union(frames)
 
     def plan(self, ctx: SessionContext, store: ObjectStore, start: Expr | None = None) -> ExecutionPlan:
         """Returns the plan of the rows in the order that `newest` needs; `start` is a condition on keys."""
@@ -129,9 +164,11 @@ class KeyedScans:
             left = found if gone.false_count == len(gone) else found.filter(pc.invert(gone))
             yield left.select(self.names)
 
-    def _filtered(self, rows: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
-        left = [rendered(remains(self.schema, deletions), DATAFUSION)] if deletions else []
-        return rows.filter(column(DELETED_AT).is_null(), *left, *self._wanted(rows))
+    def _filtered(self, rows: DataFrame, deletions: Sequence[Deletion], *, has_marks: bool) -> DataFrame:
+        conditions = [column(DELETED_AT).is_null()] if has_marks else []
+        conditions += [rendered(remains(self.schema, deletions), DATAFUSION)] if deletions else []
+        conditions += self._wanted(rows)
+        return rows.filter(*conditions) if conditions else rows
 
     def _marked(self, rows: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
         gone = column(DELETED_AT).is_not_null()

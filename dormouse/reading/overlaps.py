@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from dormouse.data.arrow_schema import written_schema
-from dormouse.data.newest import chunks_of, ends_of
+from dormouse.data.newest import chunks_of, ends_of, places_of
 from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.schema import Schema, earlier_name
 from dormouse.model.table import TableProperties, newest_first, stored_schema
@@ -20,6 +21,8 @@ from dormouse.reading.planner import Scan, bytes_of
 
 FOOTERS_MAX = 1_000
 """The most files of one query whose footers are read to learn the age of their rows."""
+MARKS_FILES_MAX = 64
+"""The most files of one query whose footers are read to learn which files have marks of deletion."""
 _THREADS_MAX = 16
 WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 """Types whose smallest and largest values are exact in a footer, as integers."""
@@ -56,6 +59,43 @@ def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) 
         found = NewestBounds(*(tuple(side) for side in zip(*ends, strict=True)))
         KEPT.put(key, found, len(name))
     return found
+
+
+def parted_by_marks(store: ObjectStore, scans: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
+    """Returns the files that have no marks of deletion, and those that may have some.
+
+    A process reads each footer once, and none if there are many files.
+    """
+    if len(scans) > MARKS_FILES_MAX:
+        return [], list(scans)
+    flags = _of_each(store, scans, partial(_may_have_marks, store))
+    parts: tuple[list[Scan], list[Scan]] = [], []
+    for scan, has_marks in zip(scans, flags, strict=True):
+        parts[has_marks].append(scan)
+    return parts
+
+
+def _may_have_marks(store: ObjectStore, scan: Scan) -> bool:
+    key = (store.url, scan.filename, "marks")
+    found: bool | None = KEPT.get(key)
+    if found is None:
+        try:
+            found = places_of(store, scan.filename).has_marks
+        except (InvalidData, ObjectStoreError):
+            return True
+        KEPT.put(key, found, len(scan.filename))
+    return found
+
+
+T = TypeVar("T")
+
+
+def _of_each(store: ObjectStore, scans: Sequence[Scan], work: Callable[[Scan], T]) -> list[T]:
+    """Returns the results of work that reads a footer; of files on other machines in threads."""
+    if all(store.local_path(scan.filename) is not None for scan in scans):
+        return list(map(work, scans))
+    with ThreadPoolExecutor(_THREADS_MAX, "dormouse-footers") as threads:
+        return list(threads.map(work, scans))
 
 
 # Files grouped by how the newest row of each key is found.
@@ -163,11 +203,7 @@ def _bounds_of(
 
     if any(stored.field(name).type not in WHOLE_NUMBERS for name in newest_by):
         return {}
-    if all(store.local_path(scan.filename) is not None for scan in scans):
-        found = list(map(bounds_of, scans))
-    else:
-        with ThreadPoolExecutor(_THREADS_MAX, "dormouse-footers") as threads:
-            found = list(threads.map(bounds_of, scans))
+    found = _of_each(store, scans, bounds_of)
     return {name: bounds for name, bounds in found if bounds is not None}
 
 

@@ -147,6 +147,8 @@ class Scan:
     max_key: bytes | None = field(default=None, compare=False, repr=False)
     gone: GoneRows | None = field(default=None, compare=False, repr=False)
     row_count: int | None = field(default=None, compare=False, repr=False)
+    whole: tuple[KeyRanges, ...] | None = field(default=None, compare=False, repr=False)
+    """The slices before the scan was limited to a part of its group; None if it was not."""
 
     @property
     def schema_version(self) -> int:

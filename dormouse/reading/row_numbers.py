@@ -120,6 +120,15 @@ class Finder:
             self.interruption.check()
         return [file.settled() for file in files]
 
+    def key_of(self, scan: Scan) -> object:
+        """Returns a key of caches, which differs if the file was replaced or the table's columns changed."""
+        return _File(self.context, scan, self.wanted).key
+
+    def reads_much(self, scan: Scan) -> bool:
+        """Returns whether the query wants all rows of a file, or rows of several of its row groups."""
+        file = _File(self.context, scan, self.wanted)
+        return file.near is not None and (file.reads_whole(file.near) or file.reads_groups(file.near))
+
     def _find(self, file: _File) -> None:
         """Finds the rows of a file that the useful sets of deletions match, and caches them.
 
@@ -198,10 +207,12 @@ class _File:
         self._first = self._schema.row_keys[0]
         self._all = frozenset(scan.deletions)
         self._by_value = frozenset(one for one in scan.deletions if one.corners == _ANYWHERE)
-        # the wanted values of the first key; None if the file has no wanted row
-        self._near = None
-        if scan.deletions:
-            self._near = keys_near(self._first, [scan]).intersect(wanted.enclosing(self._first.name))
+        self._wanted = wanted
+
+    @cached_property
+    def near(self) -> Range | None:
+        """The wanted values of the first key; None if the file has no wanted row."""
+        return keys_near(self._first, [self.scan]).intersect(self._wanted.enclosing(self._first.name))
 
     @cached_property
     def key(self) -> object:
@@ -220,21 +231,21 @@ class _File:
 
         A query that wants few rows tests them for few deletions faster than it reads the file.
         """
-        if self._near is None:
+        if not self._all or self.near is None:
             return []
-        is_whole = self._reads_whole(self._near)
+        is_whole = self.reads_whole(self.near)
         found = [self._by_value] if is_whole or len(self._by_value) >= BY_VALUE_MIN else []
-        if is_whole or (len(self._all) > TESTS_MAX and self._reads_much(self._near)):
+        if is_whole or (len(self._all) > TESTS_MAX and self.reads_groups(self.near)):
             found.append(self._all)
         return [some for some in dict.fromkeys(found) if some]
 
     def settled(self) -> Scan:
         """Returns the scan with known rows instead of deletions."""
-        for some in (self._all, self._by_value) if self._near is not None else ():
-            rows = self.rows(some) if some else None
-            if rows is not None and self._near is not None:
+        for some in (self._all, self._by_value):
+            rows = self.rows(some) if some and self.near is not None else None
+            if rows is not None and self.near is not None:
                 left = tuple(one for one in self.scan.deletions if one not in some)
-                gone = replace(rows.within(self._first, self._near), deletions=tuple(some))
+                gone = replace(rows.within(self._first, self.near), deletions=tuple(some))
                 return replace(self.scan, deletions=left, gone=gone)
         return self.scan
 
@@ -254,16 +265,17 @@ class _File:
     def _is_elsewhere(self, deletion: Deletion) -> bool:
         """Returns whether a deletion matches no wanted row, by its bounds on the first key."""
         bounds = deletion.ranges.enclosing(self._first.name)
-        return self._near is not None and bounds.intersect(self._near) is None
+        return self.near is not None and bounds.intersect(self.near) is None
 
-    def _reads_whole(self, near: Range) -> bool:
+    def reads_whole(self, near: Range) -> bool:
+        """Returns whether the query wants all rows of the file."""
         scan = self.scan
         if scan.min_key is None or scan.max_key is None:
             return False
         low, high = (decode_key([self._first], key)[0] for key in (scan.min_key, scan.max_key))
         return near.intersect(Range(low, high, max_inclusive=True)) == Range(low, high, max_inclusive=True)
 
-    def _reads_much(self, near: Range) -> bool:
+    def reads_groups(self, near: Range) -> bool:
         """Returns whether the query wants rows of several row groups."""
         scan, key = self.scan, written_schema(self._schema, self.scan.filename).row_keys[0]
         groups = row_group_bounds(self._context.objects, scan.filename, scan.byte_count or 0, key)

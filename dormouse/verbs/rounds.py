@@ -24,7 +24,8 @@ class CompactRequest(OfTable):
     """The engine that runs the jobs; auto: on Spark if it has a cluster, else in this process."""
 
     full: bool = False
-    """Make each leaf one file, whatever the strategy. Rewrites all rows of leaves that have several files."""
+    """Make each leaf one file without replaced or deleted rows, whatever the strategy. Rewrites all rows of
+    leaves that have several files or such rows."""
 
 
 class IndexRequest(OfTable):

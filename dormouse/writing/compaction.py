@@ -22,6 +22,7 @@ from dormouse.writing.compaction_job import (
     run_compaction,
     runners_died,
 )
+from dormouse.writing.deletion_marks import with_marks_to_drop
 from dormouse.writing.ingest import check_engine, choose_engine
 
 # Compaction jobs on threads of this process: merges run in native code, in parallel.
@@ -162,8 +163,9 @@ def compact(
 
     - `engine`: `auto` chooses Spark (`on_spark`) by the bytes of the jobs' files; see `choose_engine`.
     - `create`: create jobs by the table's strategy, and do not only run existing jobs.
-    - `full`: merge all files of each leaf, whatever the strategy, and rewrite files that also have rows of
-      other leaves. Repeats this until each leaf has one file of its own, or no more jobs can be finished.
+    - `full`: merge all files of each leaf, whatever the strategy, and rewrite files that have deleted rows or
+      rows of other leaves. Repeats this until each leaf has one plain file of its own, or no more jobs can be
+      finished.
     - `progress`: called with the number of finished jobs and of all jobs.
 
     Ctrl-C puts unfinished jobs back at once.
@@ -174,11 +176,12 @@ def compact(
         created, tally = 0, _Tally(progress or no_progress, current.errors)
         while True:
             if create:
-                created += context.jobs.create(full=full) + context.jobs.create_of_deleted()
+                created += context.jobs.create(full=full) + context.jobs.create_of_deleted(full=full)
                 if full:
                     leaves = (leaf.partition_id for leaf in context.partitions.leaves())
                     created += context.jobs.create_of_shared(leaves)
-            due, before = context.jobs.due(), tally.committed
+                    created += context.jobs.create_of_shared(with_marks_to_drop(context), whole=True)
+            due, before = context.jobs.due(), tally.finished
             current.worked |= bool(created or due.jobs)
             tally.begin(due.jobs)
             if due.jobs:
@@ -188,7 +191,7 @@ def compact(
                 with closing(run_jobs(context, int(time.time() * 1000))) as results:
                     for result in results:
                         tally.add(result)
-            if not full or tally.committed == before:
+            if not full or tally.finished == before:
                 break
         # readers count from these totals, as they cannot store what they counted
         context.store.totals.bring_forward()
@@ -216,8 +219,8 @@ class _Tally:
         self._jobs += jobs
 
     @property
-    def committed(self) -> int:
-        return self._outcomes["committed"]
+    def finished(self) -> int:
+        return self._outcomes["committed"] + self._outcomes["looked"]
 
     def add(self, result: CompactionResult) -> None:
         self._outcomes[result.outcome] += 1

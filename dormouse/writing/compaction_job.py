@@ -16,7 +16,6 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Literal
 
-from dormouse.data.newest import places_of
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -24,19 +23,16 @@ from dormouse.errors import (
     InvalidData,
     JobFailed,
     ObjectDamaged,
-    ObjectNotFound,
     one_line,
 )
 from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRequest
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed
-from dormouse.model.text import narrow_bytes
 from dormouse.objects.fault import WrittenObject, compared, copied, digest_of_object
 from dormouse.objects.inlined import place_of
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
-from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.checked_files import on_current
@@ -48,7 +44,7 @@ from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
-from dormouse.state.files.layout import OwnTables
+from dormouse.writing.deletion_marks import forgets_marks
 from dormouse.writing.inlining import with_joined
 from dormouse.writing.merge import KeyedMerge, merge_newest, merge_sorted
 from dormouse.writing.parquet_file import FileFacts
@@ -228,80 +224,6 @@ def check_output(
         raise InvalidData(
             f"the merge of {names} wrote {rows_written:,} rows; the references record {job.row_count:,}"
         )
-
-
-# Files and open loads that may have older rows than a compaction job of a keyed table.
-
-
-@dataclass(frozen=True, slots=True)
-class OlderRows:
-    """The data outside a job that may have older rows of the job's keys.
-
-    `open_sequence` is the smallest place of an open load. `files` is None if the files are unknown.
-    """
-
-    open_sequence: int | None
-    files: tuple[str, ...] | None
-
-
-def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
-    """Returns the first open load, and the other files whose keys overlap with those of a job.
-
-    A file that is added later belongs to a load that is open now, or to a newer load.
-    """
-    file_ids = Uuids([narrow_bytes(item.filename) for item in job.inputs])
-    values = {"partition_id": job.partition_id, "file_ids": file_ids}
-    [row] = own.rows("beside_job", values, operation="find older rows")
-    is_leaf, open_sequence, names, mins, maxs, lows, highs = row
-    if not is_leaf or None in names:  # None: the row of a file is missing
-        return OlderRows(open_sequence, None)
-    is_known = all(key is not None for key in (*lows, *highs))
-    low, high = (min(lows), max(highs)) if is_known else (None, None)
-    met = (
-        name
-        for name, smallest, largest in zip(names, mins, maxs, strict=True)
-        if low is None or smallest is None or largest is None or (smallest <= high and largest >= low)
-    )
-    return OlderRows(open_sequence, tuple(met))
-
-
-# Compaction of keyed tables keeps each key's newest row, and the marks of deletion that are still needed.
-
-
-def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
-    """Returns whether a job may drop marks of deletion.
-
-    The job may do so if no file outside the job, and no open load, can have older rows of its keys. Loads
-    that begin later have newer rows. With `newest_by`, they may also have older rows; for this reason
-    `KeyedMerge` keeps young marks.
-    """
-    by_value, properties = context.properties.newest_by is not None, context.properties
-    if by_value and properties.deletion_marks_seconds is None:
-        return False
-    # before any footer is read: later files are of loads that this query sees, or of newer loads
-    found = older_rows(context.store.own, job)
-    if found.files is None or (by_value and found.files):
-        return False
-    inputs = [places_of(context.objects, item.filename) for item in job.inputs]
-    if properties.filter is None and not any(one.has_marks for one in inputs):
-        return False  # nothing to forget
-    if by_value:
-        return True
-    known = [one.last for one in inputs if one.last is not None]
-    last = max(known, default=0)
-    is_open = found.open_sequence is not None and found.open_sequence < last
-    if is_open or len(known) < len(inputs):
-        return False
-    return all(_is_newer(context, name, last) for name in found.files)
-
-
-def _is_newer(context: TableContext, filename: str, last: int) -> bool:
-    """Returns whether all rows of a file are of loads that began after the load at place `last`."""
-    try:
-        first = places_of(context.objects, filename).first
-    except ObjectNotFound:
-        return False  # just collected: its rows are now in another file, which was not listed
-    return first is not None and first > last
 
 
 @dataclass(frozen=True, slots=True)

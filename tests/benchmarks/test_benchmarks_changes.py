@@ -36,6 +36,7 @@ def test_every_side_and_ratio_has_a_figure() -> None:
     wanted |= {"keyed_compaction_vs_plain"}
     wanted |= {"sums_with_few_upserts_vs_plain", "scan_with_many_upserts_vs_plain"}
     wanted |= {f"{kind}_ms_{side.name}" for kind in KINDS for side in SIDES}
+    wanted |= {"q1_with_five_upserts_vs_duckdb", "q12_with_one_upsert_vs_duckdb"}
     wanted |= {f"failed_{peer.name}" for peer in PEERS}
     assert wanted <= BENCHMARK.keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
@@ -11,8 +12,14 @@ import pytest
 from keyed_tables import MARKS
 
 import dormouse as dm
+from dormouse.durability.erasing import _begun
+from dormouse.reading import executor
 from dormouse.reading.overlaps import Layers, layers
+from dormouse.reading.planner import Scan
+from dormouse.reading.sql.selects import THERE, Select
 from dormouse.reading.table_view import plan_tables
+from dormouse.reading.where import question
+from dormouse.writing.compaction import compact
 from dormouse.writing.ingest import keyed_rows
 from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
@@ -30,6 +37,7 @@ SCHEMA = dm.Schema(
 )
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 LARGE, SMALL, LOADS = 2_400, 4, 5
+ALL = KeyRanges()
 ODD = (None, float("nan"), -0.0, 0.0, 1.5)
 
 
@@ -122,9 +130,19 @@ def _load_late(table: Table, early: list[Version], then: list[Version]) -> None:
 
 def _layers(table: Table) -> Layers:
     context = table.context
-    [plan] = plan_tables([(context, KeyRanges())])
-    scans = [scan for group in plan.groups for scan in group]
-    return layers(context.objects, context.schema, context.properties, scans)
+    return layers(context.objects, context.schema, context.properties, _scans(table))
+
+
+def _scans(table: Table) -> list[Scan]:
+    [plan] = plan_tables([(table.context, KeyRanges())])
+    return [scan for group in plan.groups for scan in group]
+
+
+def _select(table: Table, ranges: KeyRanges = ALL) -> str:
+    """Returns the SELECT of the table's rows, for a statement that wants keys in the ranges."""
+    context = table.context
+    asked = question(context.schema, None, None, None)
+    return Select(context, asked, 0, ranges=ranges).of(_scans(table))
 
 
 def _seen(rows: list[dict[str, Any]]) -> list[str]:
@@ -256,3 +274,143 @@ def test_a_small_file_of_several_batches_decides_in_all_of_them(instance: Instan
     assert table.count({"v": 0}) == table.delete({"v": 0}, dry_run=True).rows == left
     table.delete({"v": 0})
     assert table.query().read_all().to_pydict() == {"k": [*range(0, rows, every)], "v": [1] * (rows // every)}
+
+
+def _values_of(rows: int) -> list[int]:
+    """Returns negative values that do not compress well, so that the file of these rows is the large one."""
+    return [-(k * 7_919 % 100_003) for k in range(rows)]
+
+
+def _numbered(instance: Instance, rows: int, points: list[int], **properties: Any) -> Table:
+    given = dm.TableProperties(keep="newest_row", **properties)
+    table = instance.create_table("t", OF_K_AND_NUMBERS, split_points=points, properties=given)
+    table.upsert(pa.table({"k": range(rows), "v": _values_of(rows)}), engine="local")
+    return table
+
+
+def _upsert(table: Table, keys: Iterable[int], v: int) -> None:
+    listed = list(keys)
+    table.upsert(pa.table({"k": listed, "v": [v] * len(listed)}), engine="local")
+
+
+def _values(table: Table, instance: Instance) -> list[int]:
+    """Returns the values in key order; asserts that readers agree."""
+    found = instance.sql("select v from t order by k").read_all()["v"].to_pylist()
+    assert found == table.query().read_all()["v"].to_pylist()
+    return found
+
+
+def test_sql_leaves_replaced_rows_out_by_number(instance: Instance) -> None:
+    """Each upsert adds its rows to those that are known. Conditions on marks are left out without marks."""
+    rows = _values_of(60_000)
+    table = _numbered(instance, len(rows), [])
+    for v, keys in enumerate((range(0, 60_000, 5_000), [3, 59_999], [0, 60_000], [5_000]), 1):
+        _upsert(table, keys, v)
+        rows += [0] * (max(keys) + 1 - len(rows))
+        rows = [v if k in keys else before for k, before in enumerate(rows)]
+        assert _values(table, instance) == rows
+    large, _, small = _select(table).partition("UNION ALL")
+    assert "unnest('[0,3,5000,10000," in large
+    assert (THERE in large, "row_number()" in small) == (False, True)
+    table.upsert(pa.table({"k": [7], "v": [7], MARKS: [True]}), deletes=MARKS, engine="local")
+    del rows[7]
+    assert _values(table, instance) == rows
+    table.delete({"k": 8})
+    del rows[7]
+    assert _values(table, instance) == rows
+    assert "unnest('[0,3,7,8,5000,10000," in _select(table)
+
+
+def test_a_large_file_with_marks_of_deletion_is_read_with_a_condition(instance: Instance) -> None:
+    rows = _values_of(9_000)
+    table = instance.create_table("t", OF_K_AND_NUMBERS, properties=dm.TableProperties(keep="newest_row"))
+    marks = [k == 4 for k in range(9_000)]
+    table.upsert(pa.table({"k": range(9_000), "v": rows, MARKS: marks}), deletes=MARKS, engine="local")
+    assert _values(table, instance) == [*rows[:4], *rows[5:]]
+    _upsert(table, [6], 1)
+    assert _values(table, instance) == [*rows[:4], rows[5], 1, *rows[7:]]
+    assert "unnest('[6]" in _select(table)
+    assert THERE in _select(table)
+
+
+def test_a_statement_for_few_keys_does_not_look_for_replaced_rows(instance: Instance) -> None:
+    rows = _values_of(9_000)
+    table = _numbered(instance, len(rows), [])
+    _upsert(table, [10, 4_000], 1)
+    assert "unnest" not in _select(table, KeyRanges({"k": [dm.Range(5, 15)]}))
+    statement = "select v from t where k >= 9 and k < 12 order by k"
+    assert instance.sql(statement).read_all()["v"].to_pylist() == [rows[9], 1, rows[11]]
+    assert "unnest" in _select(table)
+
+
+def test_a_small_file_replaces_rows_only_of_leaves_that_refer_to_it(instance: Instance) -> None:
+    """The file of the first leaf has rows of the small file, which still has these but refers to no leaf."""
+    rows = _values_of(18_000)
+    table = _numbered(instance, len(rows), [9_000])
+    table.set_properties(ingest_file_writing="one_reference_per_leaf")
+    _upsert(table, [5, 17_000], 1)
+    context = instance.table("t").context
+    first, _ = context.partitions.leaves()
+    assert context.jobs.create_of_shared([first.partition_id], whole=True) == 1
+    assert compact(context, create=False).jobs_run == 1
+    assert len(_scans(table)) == 3
+    rows[5] = rows[17_000] = 1
+    assert _values(table, instance) == rows
+    assert "unnest('[8000]" in _select(table)
+    _upsert(table, [6], 2)
+    rows[6] = 2
+    assert _values(table, instance) == rows
+
+
+@pytest.mark.parametrize("erases", [False, True])
+def test_a_deleted_row_of_a_small_file_hides_older_rows_unless_it_is_erased(
+    instance: Instance, erases: bool
+) -> None:
+    """The older row is loaded after the deletion."""
+    rows = _values_of(9_000)
+    properties = dm.TableProperties(keep="newest_row", newest_by="v")
+    table = instance.create_table("t", OF_K_AND_NUMBERS, properties=properties)
+    _upsert(table, [5, 6], 1)
+    if erases:
+        _begun(table.context, {"k": 5})
+    else:
+        table.delete({"k": 5})
+    table.upsert(pa.table({"k": range(9_000), "v": rows}), engine="local")
+    assert len(_layers(table).large) == 1 and not _layers(table).undecided
+    assert _values(table, instance) == [*rows[:5], *([rows[5]] if erases else []), 1, *rows[7:]]
+
+
+@pytest.mark.parametrize("newest_by", [None, "v"])
+def test_small_files_are_read_once_for_all_parts_of_a_group(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, newest_by: str | None
+) -> None:
+    """Parts begin where large files do. Small files have keys there, between rows, and beyond the ends."""
+    monkeypatch.setattr(executor, "PART_ROWS", 3_000)
+    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    rows: dict[int, int] = dict(zip(range(0, 120_000, 2), _values_of(60_000), strict=True))
+    properties = dm.TableProperties(keep="newest_row", newest_by=newest_by)
+    table = instance.create_table("t", OF_K_AND_NUMBERS, properties=properties)
+    for low in range(0, 120_000, 20_000):
+        keys = range(low, low + 20_000, 2)
+        table.upsert(pa.table({"k": keys, "v": [rows[k] for k in keys]}), engine="local")
+    for v in range(1, 4):
+        some = dict.fromkeys([-v, *range(v, 121_000, 991), 20_000 * v, 119_998 + v], v)
+        _upsert(table, some, v)
+        rows |= some
+    opened: list[int] = []
+    newest = executor._Execution._newest
+    monkeypatch.setattr(
+        executor._Execution, "_newest", lambda *args: (opened.append(len(args[1].scans)), newest(*args))[1]
+    )
+    assert len(_layers(table).small) == 3
+    wanted = sorted(rows.items())
+    found = table.query().read_all()
+    assert list(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == wanted
+    assert (len(opened), opened.count(3)) == (7, 1)
+    for low, high in ((0, 5_000), (7, 60_001), (59_998, None)):
+        found = table.query({"k": dm.Range(low, high)}).read_all()
+        part = [row for row in wanted if row[0] >= low and (high is None or row[0] < high)]
+        assert list(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == part
+    some = [row for row in wanted if row[1] > 0][:50]
+    few = table.query({"v": dm.Range(1)}, limit=50).read_all()
+    assert list(zip(few["k"].to_pylist(), few["v"].to_pylist(), strict=True)) == some

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pyarrow.parquet as pq
 import pytest
-from keyed_tables import keyed, seen, upsert
+from keyed_tables import MARKS, SCHEMA, begun, data, delete_keys, keyed, seen, upsert
 
+import dormouse as dm
+from dormouse.data.newest import places_of
 from dormouse.errors import NotWhole
-from tests.support.api import Instance
+from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
 
 
@@ -71,6 +74,82 @@ def test_a_leaf_of_a_keyed_table_becomes_one_file_now_and_then(instance: Instanc
         key: max((n for n in range(1, 60) for at in range(10) if (n * 7 + at) % 400 == key), default=0)
         for key in range(400)
     }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_a_full_compaction_leaves_no_deleted_rows(instance: Instance, layout: str, keep: str | None) -> None:
+    """Each leaf has one file, so that no file would be merged but for the deletions."""
+    properties = dm.TableProperties(keep=keep, split_threshold_rows=400, split_min_rows=2)
+    table = instance.create_table("t", SCHEMA, layout=layout, split_points=[500], properties=properties)
+    table.ingest(data([(key, key % 10) for key in range(1_000)]), engine="local")
+    table.compact(full=True)
+    assert set(files_of_leaves(instance, "t").values()) == {1}
+    for key in (3, 700, 5_000):
+        table.delete({"k": key})
+    assert stored_rows(table) == 1_000
+    assert table.compact().jobs_run == 0
+    table.delete({"v": 7, "k": dm.Range(500)})
+    report = table.compact(full=True)
+    assert (report.given_up, report.jobs_failed, report.jobs_run) == (0, 0, 2)
+    left = {key: key % 10 for key in range(1_000) if key not in (3, 700) and (key < 500 or key % 10 != 7)}
+    assert seen(table, instance) == left
+    assert stored_rows(table) == len(left)
+    again = table.compact(full=True)
+    assert (again.jobs_created, again.jobs_run) == (0, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_full_compaction_drops_marks_of_deletion_in_a_single_file(instance: Instance, layout: str) -> None:
+    """The marks hide nothing once no load is open that began before them."""
+    table = keyed(instance, layout=layout, compaction_batch_files=10)
+    table.upsert(data([(0, 0), (1, 0)], [True, False]), deletes=MARKS)
+    assert (table.compact(full=True).jobs_run, stored_rows(table), has_marks(table)) == (1, 1, False)
+    commit = begun(table, (1, 1), (5, 1))
+    table.upsert(data([(key, 0) for key in range(10)], [key < 4 for key in range(10)]), deletes=MARKS)
+    assert table.compact(full=True).jobs_run == 1
+    assert has_marks(table), "the marks hide a row of the open load"
+    assert table.compact(full=True).jobs_run == 0
+    commit()
+    assert seen(table, instance) == dict.fromkeys(range(4, 10), 0)
+    assert table.compact(full=True).jobs_run == 1
+    assert stored_rows(table) == 6
+    delete_keys(table, 5)
+    commit = begun(table, (5, 2))
+    delete_keys(table, 6)
+    assert table.compact(full=True).jobs_run == 1
+    assert has_marks(table), "the mark of the last load hides rows of the open one"
+    commit()
+    assert table.compact(full=True).jobs_run == 1
+    assert (seen(table, instance), has_marks(table)) == ({4: 0, 5: 2, 7: 0, 8: 0, 9: 0}, False)
+
+
+@pytest.mark.parametrize(("seconds", "is_left"), [(None, True), (3_600.0, True), (0.0, False)])
+def test_a_full_compaction_keeps_marks_that_may_hide_older_rows(
+    instance: Instance, seconds: float | None, is_left: bool
+) -> None:
+    properties = {} if seconds is None else {"deletion_marks_seconds": seconds}
+    table = keyed(instance, newest_by="v", **properties)
+    table.upsert(data([(1, 5), (2, 5)], [True, False]), deletes=MARKS)
+    assert table.compact(full=True).jobs_run == (not is_left)
+    assert has_marks(table) == is_left
+    assert table.compact(full=True).jobs_run == 0
+    assert seen(table, instance) == {2: 5}
+
+
+def stored_rows(table: Table) -> int:
+    """Returns the number of rows in the table's files, including replaced and deleted ones."""
+    return sum(
+        pq.read_metadata(str(table.context.objects.local_path(name))).num_rows for name in names_of(table)
+    )
+
+
+def has_marks(table: Table) -> bool:
+    return any(places_of(table.context.objects, name).has_marks for name in names_of(table))
+
+
+def names_of(table: Table) -> set[str]:
+    return {reference.filename for reference in table.context.store.file_references()}
 
 
 def files_of_leaves(instance: Instance, name: str) -> Counter[str]:

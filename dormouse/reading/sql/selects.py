@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProp
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.gone_rows import GoneRows
-from dormouse.reading.overlaps import layers
+from dormouse.reading.overlaps import layers, parted_by_marks
 from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
@@ -229,6 +231,12 @@ def by_keys(
     return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {among}"
 
 
+def _without(scan: Scan, rows: GoneRows | None) -> Scan:
+    if rows is None:
+        return scan
+    return replace(scan, gone=rows if scan.gone is None else scan.gone.together(rows))
+
+
 def _hidden(properties: TableProperties) -> list[str]:
     return [name for name in newest_first(properties) if name.startswith("__")]
 
@@ -313,7 +321,11 @@ class Select:
         rows = [self.unmerged(found.alone)] if found.alone else []
         keys = self.unmerged(found.small, marked=True) if found.small else ""
         if found.large:
-            rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(found.large), keys))
+            replaced = self._replaced(found.large, found.small)
+            if direct := [scan for scan in found.large if scan.filename in replaced]:
+                rows.append(self.unmerged(direct, replaced=replaced))
+            if joined := [scan for scan in found.large if scan.filename not in replaced]:
+                rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(joined), keys))
         compared = [*found.small, *found.together]
         compare = [self.unmerged(compared, marked=True)] if compared else []
         if found.undecided:
@@ -324,14 +336,45 @@ class Select:
             rows.append(newest(schema, " UNION ALL ".join(compare), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
 
-    def unmerged(self, scans: Iterable[Scan], *, marked: bool = False) -> str:
+    def _replaced(self, large: Sequence[Scan], small: Sequence[Scan]) -> dict[str, GoneRows]:
+        """Returns the rows of large files that small files replace, by filename, where they are known."""
+        if may_hide_index(self._schema, (scan.schema_version for scan in large)):
+            return {}
+        from dormouse.reading.replaced_rows import replaced_rows
+        from dormouse.reading.row_numbers import Finder
+
+        found, rows = {}, 0
+        for name, some in replaced_rows(
+            Finder(self._context, self._ranges, self._interruption), large, small
+        ).items():
+            rows += len(some)
+            if rows <= _ROWS_LEFT_OUT_MAX:
+                found[name] = some
+        return found
+
+    def unmerged(
+        self,
+        scans: Iterable[Scan],
+        *,
+        marked: bool = False,
+        replaced: Mapping[str, GoneRows] = MappingProxyType({}),
+    ) -> str:
         """Returns a SELECT of the rows in the slices of some files, as they are stored; `scans` is not empty.
 
-        For a keyed table it leaves marks of deletion out. With `marked` it has all rows, and the columns that
-        `newest` needs.
+        For a keyed table it leaves marks of deletion out, and the rows in `replaced`, by filename. With
+        `marked` it has all rows, and the columns that `newest` needs.
         """
-        parts = read_together(self._schema, self._settled(list(scans), marked))
-        return " UNION ALL ".join(self._part(files, marked=marked) for files in parts)
+        settled = [_without(one, replaced.get(one.filename)) for one in self._settled(list(scans), marked)]
+        if marked or not is_keyed(self._properties):
+            plain, with_marks = settled, list[Scan]()
+        else:
+            plain, with_marks = parted_by_marks(self._context.objects, settled)
+        parts = [
+            self._part(files, marked=marked, leaves_marks_out=leaves_out)
+            for some, leaves_out in ((plain, False), (with_marks, True))
+            for files in read_together(self._schema, some)
+        ]
+        return " UNION ALL ".join(parts)
 
     def _settled(self, scans: list[Scan], marked: bool) -> list[Scan]:
         """Returns scans with rows to leave out by their numbers instead of deletions, where this is possible.
@@ -351,7 +394,7 @@ class Select:
             found.append(scan.unsettled() if rows > _ROWS_LEFT_OUT_MAX else scan)
         return found
 
-    def _part(self, scans: Sequence[Scan], *, marked: bool) -> str:
+    def _part(self, scans: Sequence[Scan], *, marked: bool, leaves_marks_out: bool) -> str:
         """Returns a SELECT of the rows of files that are read in one scan."""
         unbounded, version = written_alike(scans[0])
         columns = [self._column(field, unbounded) for field in self._schema.fields]
@@ -375,7 +418,8 @@ class Select:
         if marked:
             columns += deletion_columns(self._properties, hiding)
         conditions = [rows_of(self._schema, scans), others]
-        if is_keyed(self._properties) and not marked:
+        if leaves_marks_out:
+            # only if it must, since DuckDB expects few rows of a scan with a condition
             conditions.append(THERE)
         if " WHERE " in read and is_as_stored(written, now):
             read = f"(SELECT *, {INDEX} FROM {read})"

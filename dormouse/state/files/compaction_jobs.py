@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.model.table import TableRecord, is_keyed
+from dormouse.model.table import REPLACED_ROWS_MAX, ROWS_MAX, TableRecord, is_keyed
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.lease import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
@@ -40,6 +40,12 @@ of the largest file's rows.
 
 INLINED_FILES = 500
 """The most inlined files that one job merges."""
+KEYED_SIZE_RATIO_MIN = 1 / 16
+"""The `size_ratio` of a keyed table whose files beside a leaf's largest have over `REPLACED_ROWS_MAX` rows.
+
+Readers then pay about twice as much, so that fewer rows are enough to merge the files.
+"""
+
 REREAD_SECONDS = 3600.0
 LOOKED_UP_MAX = 10_000
 Fate = Literal["retry", "given_up", "superseded"]
@@ -168,14 +174,17 @@ class CompactionJobs:
         # the other files of a batch cannot have more rows than this many times the largest file's
         others = properties.compaction_batch_files - 1
         strategy = "size_ratio" if full else properties.compaction_strategy
-        chosen_by = {
+        chosen_by: dict[str, Any] = {
             "strategy": strategy,
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
+        many, least = ROWS_MAX, chosen_by["size_ratio"]
         if is_keyed(properties):
             # readers look up each row's key in all other files, so a single file is worth more rewriting
             chosen_by["size_ratio"] = min(chosen_by["size_ratio"], KEYED_SIZE_RATIO_MAX)
+            many, least = REPLACED_ROWS_MAX, KEYED_SIZE_RATIO_MIN
+        chosen_by |= {"many_rows": many, "many_ratio": least}
         if full:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
         values = {"jobs_max": limit - made, **_OF_NO_RUN}
@@ -199,20 +208,21 @@ class CompactionJobs:
         }
         return int(self._own.rows("create_of_inlined", values, operation="create jobs")[0][0])
 
-    def create_of_deleted(self, jobs_max: int | None = None) -> int:
+    def create_of_deleted(self, jobs_max: int | None = None, *, full: bool = False) -> int:
         """Makes jobs only because of pending deletions; returns the number of new jobs.
 
         Some jobs only count the rows that deletions match (`looks`). They are made for files that no job has
         yet read for a deletion by values or for an old deletion. Other jobs merge. They are made for files
-        with more than `deletions_max` pending deletions, or with rows of an old deletion.
+        with more than `deletions_max` pending deletions, or with rows of an old deletion. With `full`, each
+        deletion counts as old.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max if jobs_max is None else jobs_max
         values = {
             "deletions_max": properties.deletions_max,
             "batch_files": properties.compaction_batch_files,
-            "old_seconds": OLD_SECONDS,
-            "reread_seconds": REREAD_SECONDS,
+            "old_seconds": 0.0 if full else OLD_SECONDS,
+            "reread_seconds": 0.0 if full else REREAD_SECONDS,
             **_OF_NO_RUN,
         }
         made = 0
@@ -222,13 +232,14 @@ class CompactionJobs:
             made += int(rows[0][0])
         return made
 
-    def create_of_shared(self, partition_ids: Iterable[str]) -> int:
-        """Makes jobs for files of these leaves that also have rows of other partitions.
+    def create_of_shared(self, partition_ids: Iterable[str], *, whole: bool = False) -> int:
+        """Makes jobs for files of these leaves that also have rows of other partitions; with `whole`, of all.
 
         Returns the number of new jobs.
         """
         values = {
             "partition_ids": list(partition_ids),
+            "whole": whole,
             "batch_files": self._table.properties.compaction_batch_files,
             "jobs_max": self._table.properties.compaction_jobs_max,
             **_OF_NO_RUN,

@@ -18,11 +18,15 @@ with {changed}, candidate as (
 ), {claim};
 
 -- name: create_size_ratio
--- Makes jobs of files of a leaf where the largest is at most 1 / size_ratio times as large as the others together.
+-- Makes jobs of files of a leaf where the largest is at most 1 / size_ratio times as large as the others together; or, if
+-- the others have at least many_rows, 1 / many_ratio times as large.
 with {changed}, sized as (
     select r.partition_id, r.place, r.row_count,
         row_number() over smallest_first as position,
-        sum(r.row_count) over smallest_first - r.row_count >= %(size_ratio)s::float8 * r.row_count as meets
+        sum(r.row_count) over smallest_first - r.row_count >= least(
+            %(size_ratio)s::float8 * r.row_count,
+            greatest(%(many_rows)s::float8, %(many_ratio)s::float8 * r.row_count)
+        ) as meets
     from changed c
     {its_partition}
     cross join lateral (
@@ -39,7 +43,10 @@ with {changed}, sized as (
     from candidate
     where position <= kept
     group by partition_id, (position - 1) / %(batch_files)s
-    having count(*) > 1 and sum(row_count) - max(row_count) >= %(size_ratio)s::float8 * max(row_count)
+    having count(*) > 1 and sum(row_count) - max(row_count) >= least(
+        %(size_ratio)s::float8 * max(row_count),
+        greatest(%(many_rows)s::float8, %(many_ratio)s::float8 * max(row_count))
+    )
 ), {claim};
 
 -- name: claim
@@ -52,7 +59,8 @@ due as (
 select {jobs_claimed}
 
 -- name: create_of_shared
--- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, to rewrite them without these.
+-- Makes jobs of the unassigned files of some leaves that also hold other partitions' rows, to rewrite them without these;
+-- or of all unassigned files of these leaves.
 with batch as materialized (
     select partition_id, array_agg(place) as places
     from (
@@ -62,7 +70,7 @@ with batch as materialized (
         cross join lateral (
             select r.ctid as place, r.* from {file_reference} r where r.partition_id = l.partition_id offset 0
         ) r
-        where r.job_id is null and not r.only_contains_data_for_this_partition
+        where r.job_id is null and (%(whole)s or not r.only_contains_data_for_this_partition)
     ) s
     group by partition_id, batch
 ), {claimed}

@@ -32,24 +32,29 @@ def batches(files: Files, size: int) -> Iterable[Files]:
     return (files[n : n + size] for n in range(0, len(files), size))
 
 
-def meets(files: Files, ratio: float) -> bool:
-    """Returns whether the other files together have at least `ratio` times the rows of the last file.
+def meets(files: Files, ratio: float, keyed: bool = False) -> bool:
+    """Returns whether the other files together have enough rows to be merged with the last and largest file.
 
-    The last file is the largest. A single file never meets the ratio.
+    These are `ratio` times its rows. In a keyed table, 100,000 rows or a sixteenth are enough too, whichever
+    is more. An empty list never has enough rows.
     """
-    return len(files) > 1 and sum(rows for rows, _ in files[:-1]) >= ratio * files[-1][0]
+    if not files:
+        return False
+    others, largest = sum(rows for rows, _ in files[:-1]), files[-1][0]
+    return others >= ratio * largest or (keyed and others >= max(100_000, largest / 16))
 
 
 def basic(files: Files, size: int) -> list[Files]:
     return [batch for batch in batches(sorted(files), size) if len(batch) == size]
 
 
-def size_ratio(files: Files, size: int, ratio: float) -> list[Files]:
+def size_ratio(files: Files, size: int, ratio: float, keyed: bool = False) -> list[Files]:
     ratio = ratio if ratio < size - 1 else (size - 1) / 2
+    ratio = min(ratio, 0.25) if keyed else ratio
     kept = sorted(files)
-    while kept and sum(rows for rows, _ in kept[:-1]) < ratio * kept[-1][0]:
+    while kept and not meets(kept, ratio, keyed):
         kept.pop()
-    return [batch for batch in batches(kept, size) if meets(batch, ratio)]
+    return [batch for batch in batches(kept, size) if len(batch) > 1 and meets(batch, ratio, keyed)]
 
 
 def created(table: TableContext) -> list[tuple[str, list[int]]]:
@@ -64,22 +69,24 @@ def created(table: TableContext) -> list[tuple[str, list[int]]]:
     return sorted((partition_id, sorted(rows)) for (partition_id, _), rows in by_job.items())
 
 
-@pytest.mark.parametrize("strategy", ["basic", "size_ratio"])
+@pytest.mark.parametrize("strategy", ["basic", "size_ratio", "keyed"])
 @pytest.mark.parametrize("seed", range(6))
 def test_jobs_are_those_that_the_model_chooses(
     new_table: Callable[..., TableContext], strategy: str, seed: int
 ) -> None:
+    is_keyed = strategy == "keyed"
     chance = random.Random(seed)
     size, ratio = chance.randint(2, 12), chance.choice([0.5, 1, 1.5, 2, 3, 7])
     table = new_table(
         split_points=range(20),
-        compaction_strategy=strategy,
+        compaction_strategy="size_ratio" if is_keyed else strategy,
         compaction_batch_files=size,
         size_ratio=ratio,
+        keep="newest_row" if is_keyed else "every_row",
     )
     expected = []
     for leaf in table.partitions.leaves():
-        largest = chance.choice([0, 3, 100, 10**6])
+        largest = chance.choice([0, 3, 100, 10**6, 10**7])
         names = [f"{leaf.partition_id}/{n}" for n in range(chance.randint(0, 40))]
         files = [(int(largest * chance.random() ** 3), name) for name in names]
         table.store.add_files(ref(name, leaf.partition_id, rows) for rows, name in files)
@@ -87,7 +94,7 @@ def test_jobs_are_those_that_the_model_chooses(
         if taken:
             table.store.assign_job_ids([assign("other", leaf.partition_id, *taken)])
         free = [item for item in files if item[1] not in taken]
-        chosen = basic(free, size) if strategy == "basic" else size_ratio(free, size, ratio)
+        chosen = basic(free, size) if strategy == "basic" else size_ratio(free, size, ratio, is_keyed)
         expected += [(leaf.partition_id, [rows for rows, _ in batch]) for batch in chosen]
         expected += [(leaf.partition_id, sorted(rows for rows, name in files if name in taken))] * bool(taken)
     table.jobs.create()
