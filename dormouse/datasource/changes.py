@@ -13,7 +13,7 @@ from dormouse.datasource.options import ReadOptions
 from dormouse.errors import InvalidInput
 from dormouse.reading.changes import changes_parts, columns_of_changes
 from dormouse.reading.executor import PART_BYTES, columns_of
-from dormouse.reading.table_view import at_moment
+from dormouse.reading.table_moments import at_moment
 from dormouse.reading.where import Question, parse_where, question
 from dormouse.spark.frames import struct_of
 from dormouse.spark.worker import on_worker

@@ -41,7 +41,8 @@ from dormouse.reading.scan_session import (
     stored_rows,
 )
 from dormouse.reading.streams import Interruption, batches_ahead
-from dormouse.reading.table_view import differing_groups, milliseconds_at, plan_query, reading_at
+from dormouse.reading.table_moments import milliseconds_at, reading_at
+from dormouse.reading.table_view import differing_groups, plan_query
 from dormouse.reading.where import Deletion, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import ChangedFile, pages_between

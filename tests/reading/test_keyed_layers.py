@@ -13,7 +13,7 @@ from keyed_tables import MARKS
 
 import dormouse as dm
 from dormouse.durability.erasing import _begun
-from dormouse.reading import executor
+from dormouse.reading import executor, group_parts
 from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.selects import THERE, Select
@@ -385,8 +385,8 @@ def test_small_files_are_read_once_for_all_parts_of_a_group(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, newest_by: str | None
 ) -> None:
     """Parts begin where large files do. Small files have keys there, between rows, and beyond the ends."""
-    monkeypatch.setattr(executor, "PART_ROWS", 3_000)
-    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(group_parts, "PART_ROWS", 3_000)
+    monkeypatch.setattr(group_parts, "PART_BYTES_MIN", 0)
     rows: dict[int, int] = dict(zip(range(0, 120_000, 2), _values_of(60_000), strict=True))
     properties = dm.TableProperties(keep="newest_row", newest_by=newest_by)
     table = instance.create_table("t", OF_K_AND_NUMBERS, properties=properties)

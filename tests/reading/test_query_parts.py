@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.reading import executor
+from dormouse.reading import executor, group_parts
 from dormouse.reading.planner import Scan
 from tests.support.api import Instance
 from tests.support.reading import arrow_schema, query
@@ -34,16 +34,16 @@ def rows_of(seed: int, count: int, spread: int = 900) -> pa.Table:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns a list that gets the number of parts of each group that is read."""
     found: list[int] = []
-    divide = executor._parts
+    divide = group_parts._parts
 
     def counted(*args: Any) -> Any:
         made: list[tuple[Scan, ...]] = list(divide(*args))
         found.append(len(made))
         return made
 
-    monkeypatch.setattr(executor, "_parts", counted)
-    monkeypatch.setattr(executor, "PART_ROWS", 300)
-    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(group_parts, "_parts", counted)
+    monkeypatch.setattr(group_parts, "PART_ROWS", 300)
+    monkeypatch.setattr(group_parts, "PART_BYTES_MIN", 0)
     return found
 
 
@@ -111,7 +111,7 @@ def test_batches_are_large_if_rows_are_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     """The file stores a repeated text once, but batches repeat it. The footer has the size of all rows."""
-    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(group_parts, "PART_BYTES_MIN", 0)
     table = instance.create_table("texts", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
     # the first row comes alone, since the reader waits for it
@@ -124,7 +124,7 @@ def test_batches_are_large_if_rows_are_narrow(
 def test_rows_with_a_column_added_later_have_small_batches(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(group_parts, "PART_BYTES_MIN", 0)
     table = instance.create_table("later", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x"] * 40_000}))
     assert max(batch.num_rows for batch in table.query()) > 8_192
@@ -137,7 +137,7 @@ def test_rows_with_a_column_added_later_have_small_batches(
 @pytest.fixture
 def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
     """Returns a table of two files with many row groups. A small part of the rows has nearly all bytes."""
-    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(group_parts, "PART_BYTES_MIN", 0)
     table = instance.create_table("two", WIDE, properties=dm.TableProperties(row_group_bytes=1 << 20))
     for half, end in enumerate((160_000, 106_000)):
         for part in range(4):
@@ -155,7 +155,7 @@ def test_merged_batches_are_sized_by_all_row_groups(
 ) -> None:
     """The number of rows in a batch depends on the mean size of all row groups, and not on their number."""
     assert max(batch.num_rows for batch in two_files.query()) > 8_192
-    monkeypatch.setattr(executor, "BATCHES_BYTES_MAX", 3_000_000)
+    monkeypatch.setattr(group_parts, "BATCHES_BYTES_MAX", 3_000_000)
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
 
 
@@ -175,8 +175,8 @@ def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.T
 def test_the_first_rows_of_many_files_are_those_of_all(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str, seed: int, spread: int
 ) -> None:
-    monkeypatch.setattr(executor, "FIRST_FILES_MIN", 2)
-    monkeypatch.setattr(executor, "FIRST_FILES_GROWTH", 2)
+    monkeypatch.setattr(group_parts, "FIRST_FILES_MIN", 2)
+    monkeypatch.setattr(group_parts, "FIRST_FILES_GROWTH", 2)
     chance = random.Random(seed)
     table = instance.create_table(
         "first", SCHEMA, split_points=[-600, 100], properties=dm.TableProperties(keep=keep)

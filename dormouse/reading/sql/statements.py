@@ -51,9 +51,9 @@ from dormouse.reading.sql.subqueries import (
 )
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, in_thread, interruptible_call, undisturbed
+from dormouse.reading.table_moments import Moments
 from dormouse.reading.table_view import (
     PAGE_LEAVES_MAX,
-    Moments,
     plan_query,
     plan_tables,
     summary,
@@ -341,7 +341,8 @@ class _Statement:
         if self.wanted.explains:
             return self._explained()
         if self.wanted.ends is not None and (known := self._known()) is not None:
-            return known.counted(self._on_known(known), self.wanted.ends)
+            rows = self._on(dict.fromkeys(self.wanted.ranges, known.scans), known)
+            return known.counted(rows, self.wanted.ends)
         enough = self.wanted.enough
         if enough is None or enough.rows > ROWS_ENOUGH_MAX:
             return self._on_all()
@@ -355,7 +356,8 @@ class _Statement:
         said = explanation(self._ranges, summaries)
         if not self.wanted.runs and files > EXPLAINED_FILES_MAX:
             return Rows(said.schema, iter([said]))
-        rows = self._on_all() if known is None else self._on_known(known)
+        known_reads = None if known is None else dict.fromkeys(self.wanted.ranges, known.scans)
+        rows = self._on_all() if known_reads is None else self._on(known_reads, known)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield said
@@ -492,10 +494,6 @@ class _Statement:
             enough.is_value and any(column.null_count for batch in found for column in batch.columns)
         )
         return Rows(rows.schema, iter(found)) if is_enough else None
-
-    def _on_known(self, known: KnownRows) -> Rows:
-        """Runs the statement over known rows and the files beside them."""
-        return self._on(dict.fromkeys(self.wanted.ranges, known.scans), known)
 
     def _on(self, reads: Reads, known: KnownRows | None = None) -> Rows:
         """Runs the statement over tables that consist of the given files; a table without files is empty."""

@@ -27,7 +27,8 @@ from dormouse.reading.sql.engine import Sessions, connection
 from dormouse.reading.sql.selects import Select
 from dormouse.reading.sql.statements import sql_of
 from dormouse.reading.streams import Interruption
-from dormouse.reading.table_view import Moments, at_moment, check_files, plan_tables
+from dormouse.reading.table_moments import Moments, at_moment
+from dormouse.reading.table_view import check_files, plan_tables
 from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.postgres.queries import bytes_
+from dormouse.state.files.layout import reference_from_row
 
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
 """Deletions in any order, each with its number, its condition as JSON, and True if it is an erasure."""
@@ -102,3 +106,23 @@ class FilesDeletions(NamedTuple):
     till: int
     deletions: DeletionRows
     files: list[FileDeletions]
+
+
+FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
+
+
+def files_of_rows(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:
+    """Returns files with their references.
+
+    Each of `rows` has the facts of a file and one of its references. The rows are sorted by file.
+    """
+    files = []
+    for (filename, *facts), group in groupby(rows, key=itemgetter(*range(len(FACTS)))):
+        references = [reference_from_row(row[len(FACTS) :]) for row in group]
+        files.append(file_of_row((filename, *facts), references))
+    return files
+
+
+def file_of_row(facts: Sequence[Any], references: Sequence[FileReference] = ()) -> FileWithReferences:
+    """Returns a file from its facts."""
+    return FileWithReferences(**dict(zip(FACTS, facts, strict=True)), references=tuple(references))

@@ -11,8 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -48,6 +46,7 @@ from dormouse.postgres.queries import Call, Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
 from dormouse.state.files.facts import (
+    FACTS,
     DeletionRows,
     FileDeletions,
     FileFacts,
@@ -55,6 +54,8 @@ from dormouse.state.files.facts import (
     KeyBounds,
     Planned,
     PlannedRows,
+    file_of_row,
+    files_of_rows,
 )
 from dormouse.state.files.holds import lock_history
 from dormouse.state.files.inlined import InlinedContent, KnownContent
@@ -69,7 +70,6 @@ from dormouse.state.files.totals import Differences, TableTotals
 from dormouse.state.files.updates import Whole, apply_commits, whole_statement
 
 PAGE_ROWS = 10_000
-_FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
 
 
 class FileReferenceStore:
@@ -353,7 +353,7 @@ class FileReferenceStore:
             rows = self.own.execute(c, "files_in", {"partition_ids": wanted}).fetchall()
             if any(row[0] is None for row in rows):
                 raise self._unknown_file(wanted, c)
-            return _files(rows)
+            return files_of_rows(rows)
 
         return self.own.following_in(work, "files_in", conn)
 
@@ -498,10 +498,13 @@ class FileReferenceStore:
 
         def work(conn: psycopg.Connection[Any]) -> AllFiles:
             referenced = self.own.execute(conn, "referenced_files", {}).fetchall()
-            if lost := [row[len(_FACTS) + 1] for row in referenced if row[0] is None]:
+            if lost := [row[len(FACTS) + 1] for row in referenced if row[0] is None]:
                 raise self._unknown_file(lost, conn)
             unreferenced = self.own.execute(conn, "unreferenced_files", limit).fetchall()
-            files = [*_files(referenced), *(_file(row) for row in unreferenced[:max_unreferenced])]
+            files = [
+                *files_of_rows(referenced),
+                *(file_of_row(row) for row in unreferenced[:max_unreferenced]),
+            ]
             return AllFiles(tuple(files), more_than_max=len(unreferenced) > max_unreferenced)
 
         snapshot = Isolation.REPEATABLE_READ
@@ -594,19 +597,3 @@ def _divided(
     failed = dict(result.failed)
     succeeded = [request for number, request in enumerate(requests) if number not in failed]
     return succeeded, [(requests[number], error) for number, error in result.failed]
-
-
-def _files(rows: Iterable[Sequence[Any]]) -> list[FileWithReferences]:
-    """Returns files with their references.
-
-    Each of `rows` has the facts of a file and one of its references. The rows are sorted by file.
-    """
-    files = []
-    for (filename, *facts), group in groupby(rows, key=itemgetter(*range(len(_FACTS)))):
-        references = [reference_from_row(row[len(_FACTS) :]) for row in group]
-        files.append(_file((filename, *facts), references))
-    return files
-
-
-def _file(facts: Sequence[Any], references: Sequence[FileReference] = ()) -> FileWithReferences:
-    return FileWithReferences(**dict(zip(_FACTS, facts, strict=True)), references=tuple(references))
