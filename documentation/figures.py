@@ -32,7 +32,7 @@ JSON object.
 | name | measures |
 | --- | --- |
 | `first_hour` | the loading of CSV files with one command, compared with DuckDB; the time to install and import |
-| `ingest` | the speed of a bulk ingest, compared with Spark and DuckDB |
+| `ingest` | the speed of a bulk ingest, compared with Spark, DuckDB, and table formats that do not sort |
 | `spark_source` | the speed of reads, writes and streams in Spark, compared with Spark's own Parquet files |
 | `compaction` | the speed of a compaction task, compared with DataFusion, DuckDB and Spark |
 | `commits` | the commits per second of the state store, compared with pgbench running the same SQL |
