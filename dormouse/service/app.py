@@ -238,7 +238,6 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         metrics,
         Limits(settings.rows_max, settings.bytes_max),
         hiding(instance.objects.url),
-        remembered={},
     )
 
     @asynccontextmanager

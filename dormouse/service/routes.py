@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from dataclasses import field as new
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
@@ -63,7 +64,7 @@ class Service:
     limits: Limits
     hide: Callable[[str], str]
     """A function that removes local paths from a text for clients."""
-    remembered: dict[str, Table]
+    remembered: dict[str, Table] = new(default_factory=dict)
     """The tables of earlier queries, by name."""
 
 
