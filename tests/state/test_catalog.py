@@ -344,3 +344,12 @@ def test_a_look_up_whose_connection_dies_is_retried(
     else:
         with pytest.raises(TooManyRetries):
             catalog.names()
+
+
+def test_the_schema_of_an_unchanged_record_is_read_once(catalog: Catalog) -> None:
+    made = catalog.create("t", SCHEMA, TableProperties())
+    first, second = catalog.get("t"), catalog.get("t")
+    assert first == second == made
+    assert first.schema is second.schema
+    changed = catalog.change_properties(made, lambda now: now.model_copy(update={"size_ratio": 1.5}))
+    assert catalog.get("t") == changed != first
