@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dormouse.reading import bundles
+from dormouse.writing import inlining as writing
 from tests.support.model import TableProperties
 
 INLINED_BYTES = 65_536
@@ -41,10 +42,13 @@ def also_inlined(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def inlining(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes the default of `inline_bytes_max` the parameter, and lets readers join any two inlined files."""
-    field, files_min = TableProperties.model_fields["inline_bytes_max"], bundles.FILES_MIN
-    before, field.default, bundles.FILES_MIN = field.default, request.param, 2
+    """Makes the default of `inline_bytes_max` the parameter, and lets any two inlined files be joined."""
+    field = TableProperties.model_fields["inline_bytes_max"]
+    before, field.default = field.default, request.param
     TableProperties.model_rebuild(force=True)
-    yield
-    field.default, bundles.FILES_MIN = before, files_min
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundles, "FILES_MIN", 2)
+        patch.setattr(writing, "JOINED_MIN", 2)
+        yield
+    field.default = before
     TableProperties.model_rebuild(force=True)

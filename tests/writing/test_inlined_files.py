@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -10,11 +12,13 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidQuery
-from dormouse.model.file_reference import is_inlined
+from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidInput, InvalidQuery
+from dormouse.model.file_reference import ReplaceFileReferencesRequest, is_inlined
 from dormouse.reading import bundles, plan_content
+from dormouse.state.commits.requests import AddFiles, decode, encode
 from dormouse.state.files import updates
 from dormouse.state.files.inlined import InlinedContent
+from dormouse.state.files.operations import Commit
 from dormouse.writing import inlining
 from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
@@ -256,3 +260,43 @@ def test_a_dropped_table_leaves_no_content(instance: Instance, table: Table) -> 
     instance.drop_table("t")
     with instance._supplier.connection() as conn, pytest.raises(psycopg.errors.UndefinedTable):
         conn.execute(f"select from file_content_{number}")
+
+
+def test_a_request_of_the_queue_carries_the_content(table: Table) -> None:
+    context = table.context
+    files = inlining.inlined_files(context, rows(1, 2).to_batches())
+    assert files is not None
+    request = AddFiles(commit_id="c", table="t", files=tuple(files))
+    received = decode(encode(request)).request
+    assert received == request
+    [result] = context.store.apply("add_files", [Commit(received.items, "c")])
+    assert result.state == "applied"
+    assert keys_of(table) == [1, 2]
+
+
+def test_content_must_belong_to_its_file(table: Table) -> None:
+    [file] = inlining.inlined_files(table.context, rows(1).to_batches()) or []
+    with pytest.raises(InvalidInput, match="content must be its"):
+        replace(file, byte_count=1)
+    with pytest.raises(InvalidInput, match="only a file below inlined/"):
+        replace(file, filename="data/x.v2.parquet", references=())
+    with pytest.raises(InvalidInput, match="the output of a job is an object"):
+        ReplaceFileReferencesRequest(
+            job_id="j",
+            partition_id="root",
+            input_filenames=("a",),
+            new_reference=file.references[0],
+            new_file=file,
+        )
+
+
+def test_a_backup_and_its_restore_have_the_rows(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        new_table(instance).ingest(rows(1, 2))
+        instance.backup(tmp_path / "backups")
+    dm.restore(tmp_path / "backups", tmp_path / "again")
+    with dm.local(tmp_path / "again") as instance:
+        table = instance.table("t")
+        assert keys_of(table) == [1, 2]
+        assert table.context.store.inlined.total()[0] == 1
+        assert instance.check(deep=True).problems == ()
