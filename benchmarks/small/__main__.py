@@ -23,7 +23,7 @@ from benchmarks.harness.report import Grid, median_ratio, turns, values
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.together import PRELOAD, Result, Task, run_together, summary
 from benchmarks.small.reads import FILES, READS, Amounts, flush, reads
-from benchmarks.small.sides import SIDES, Ingesting
+from benchmarks.small.sides import SIDES, Ingesting, warmed
 from benchmarks.small.steady import STEADY, steady
 
 WRITERS = (1, 8)
@@ -77,11 +77,11 @@ def _ingests(
             table = f"small_{writers}_{number}"
             peer.create(table)
             before = _database_bytes(peer)
-            tasks = [Task(partial(peer.appender, table, writer)) for writer in range(writers)]
+            tasks = [Task(partial(warmed, peer, table, writer)) for writer in range(writers)]
             tallies = run_together(tasks, plan.seconds, plan.grace_seconds)
             sides[peer.name][writers].append(summary(tallies, plan.seconds))
             if isinstance(peer, Ingesting):
-                added = sum(step.commits for tally in tallies for step in tally.done)
+                added = writers + sum(step.commits for tally in tallies for step in tally.done)
                 # a killed writer may have added one row more than it counted
                 surplus = peer.count(table) - added
                 lost += max(-surplus, surplus - sum(tally.unfinished for tally in tallies), 0)

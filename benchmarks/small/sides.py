@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import dormouse as dm
 from benchmarks.peers.delta import Delta
 from benchmarks.peers.ducklake import DuckLake
 from benchmarks.peers.iceberg import Iceberg
 from benchmarks.peers.own import Dormouse
-from benchmarks.peers.peer import Peer, Steps, refused_on, tiny_rows
+from benchmarks.peers.peer import Peer, Refused, Steps, refused_on, tiny_rows
 from dormouse.errors import CommitFailed
 from dormouse.postgres import RETRIES
 
 SCHEMA = dm.Schema([dm.Field("part", dm.LONG), dm.Field("key", dm.LONG)], [], [dm.Field("payload", dm.BYTES)])
+TRIES_MAX = 10
 INLINED = dm.TableProperties(inline_bytes_max=65_536)
 """The properties of tables that keep small files in PostgreSQL."""
 
@@ -59,3 +60,14 @@ class Inlining(DuckLake):
 
 
 SIDES: tuple[type[Peer], ...] = (Ingesting, Inlining, Delta, Iceberg)
+
+
+@contextmanager
+def warmed(peer: Peer, table: str, writer: int) -> Iterator[Steps]:
+    """Opens a writer, and makes one commit that is not timed: the first one of a process takes long."""
+    with peer.appender(table, writer) as steps:
+        for _ in range(TRIES_MAX):
+            with suppress(Refused):
+                steps.step(0)
+                break
+        yield steps
