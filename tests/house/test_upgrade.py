@@ -30,6 +30,7 @@ PROPERTIES: dict[str, Any] = {
     "gc_delay_seconds": 0,
 }
 CAME_LATER = [
+    ("tables", "schema_version", "integer default 1"),
     ("applied_commit", "refused", "jsonb"),
     ("applied_commit", "source", "uuid"),
     ("file_reference", "ingested", "boolean"),
@@ -54,6 +55,8 @@ OF_TREES = [
 ]
 OF_TABLES = [("table_uuid", "uuid not null default gen_random_uuid()"), ("numbered", "boolean default true")]
 
+CONTENT_OF_TODAY = """
+create table file_content (table_id integer, file_id uuid, content bytea) partition by list (table_id)"""
 LOG_OF_TODAY = """
 create table removal (
     table_id integer, partition_id text, file_ids uuid[], row_counts bigint[], counts_approximate boolean[],
@@ -90,6 +93,7 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
             for name, column, kind in OF_TREES:
                 query(supplier, f"alter table {name} add column {column} {kind}")
             query(supplier, "create table truncation (table_id integer, forgotten_epoch bigint)")
+            query(supplier, CONTENT_OF_TODAY)
             record = catalog.create("t", OF_KEYS, TableProperties(**PROPERTIES), layout, [10, 20, 30])
             for column, _ in OF_TABLES:
                 query(supplier, f"alter table tables drop column {column}")
@@ -176,7 +180,7 @@ def test_a_table_of_an_older_schema_works_after_migration(
     filling(table)
     for name, column, _ in OF_TREES:
         query(table.supplier, f"alter table {name} drop column {column}")
-    query(table.supplier, "drop table truncation")
+    query(table.supplier, "drop table truncation, file_content")
     size = 7 if filling is fill_by_hand else 0
     assert len(migrate(table.supplier)) == len(read_migrations(MIGRATIONS)) - version
     assert migrate(table.supplier) == []

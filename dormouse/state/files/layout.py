@@ -257,13 +257,14 @@ class Layout:
 
     def tables(self, table_id: int) -> dict[str, str]:
         """Returns the names of one table's PostgreSQL tables, by their identifiers in the SQL files."""
-        names = {**_TABLES[self.name], "file_content": "file_content"}
-        return {kind: f"{name}_{table_id}" for kind, name in names.items()}
+        return {kind: f"{name}_{table_id}" for kind, name in _TABLES[self.name].items()}
 
     def names(self, table_id: int) -> dict[str, str]:
         """Returns the names of `tables`, and those of the other database objects that belong to them."""
         tables = self.tables(table_id)
-        return {**tables, "unreferenced": f"{tables['file_reference']}_unreferenced"}
+        unreferenced = f"{tables['file_reference']}_unreferenced"
+        # the content of inlined files is the same in all layouts
+        return {**tables, "unreferenced": unreferenced, "file_content": f"file_content_{table_id}"}
 
     def on(self, name: str, table_id: int) -> sql.Composed:
         """Returns the statement called `name`, for one table's PostgreSQL tables."""
