@@ -242,6 +242,7 @@ class _Statement:
     def _follow(self, schemas: Mapping[str, Schema], joined: Joined) -> None:
         """Evaluates columns of small tables, if their values may restrict the keys of a larger one."""
         before, tried = self.wanted, set[str]()
+        whole: dict[str, KeyRanges] = {}
         with suppress(InvalidQuery, FileGone), self.moments.kept():
             [reads] = self._planned([before.ranges], FILES_MAX)
             while len(tried) < SUBQUERIES_MAX:
@@ -252,8 +253,11 @@ class _Statement:
                 values = self._values(source)
                 if values is not None:
                     joined = joined.given(source.name, values).spread(schemas)
-                    self.wanted = replace(before, ranges=joined.by_table(schemas))
                     needed = replace(before, ranges={source.table: before.ranges[source.table]})
+                    # not its own ranges: only deletions that meet them are applied, and its values do not
+                    # exclude deleted rows
+                    whole |= needed.ranges
+                    self.wanted = replace(before, ranges={**joined.by_table(schemas), **whole})
                     self.evaluated.append(Evaluated("", needed, {source.table: reads[source.table]}, None))
             self.planned = None if self.evaluated else reads
 

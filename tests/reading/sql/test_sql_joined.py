@@ -160,6 +160,17 @@ def test_deleted_rows_and_earlier_moments_have_their_own_values(lake: Instance) 
         assert lake.explain_sql(statement, **how)["l"].files == files
 
 
+def test_a_deletion_outside_of_the_values_is_applied(lake: Instance) -> None:
+    """The values are those without the deleted row, and the statement itself does not exclude it."""
+    lake.table("dim").delete({"k": [1320]})
+    for statement in (
+        "from l join dim using (k)",
+        "from l right join dim using (k)",
+        "from dim semi join l using (k)",
+    ):
+        assert rows(lake, statement) == expected(lake, statement), statement
+
+
 @pytest.mark.parametrize("moves", ["dim", "l"])
 def test_all_tables_are_read_as_they_are_at_one_moment(
     lake: Instance, monkeypatch: pytest.MonkeyPatch, moves: str
