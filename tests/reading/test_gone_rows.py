@@ -355,7 +355,7 @@ def test_deletions_of_widened_columns_are_found_by_their_present_values(instance
 def test_row_groups_that_share_a_key_are_read_together(
     instance: Instance, reads: list[int], tmp_path: Path, each: int
 ) -> None:
-    """With 7,000 rows of each key, the same key ends one row group and begins the next."""
+    """The same key ends one row group and begins the next, if each key has 7,000 rows."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(row_group_bytes=64 * 1024))
     count = 300_000
     columns = {"k": [n // each for n in range(count)], "s": ["a"] * count, "n": range(count)}
