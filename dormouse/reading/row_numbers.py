@@ -254,10 +254,16 @@ class _File:
 
         Returns None if they are not known, or too many.
         """
+        # few deletions are tested faster than all others are compared with the wanted keys
+        may_have_others = len(some) > TESTS_MAX
         for known in KNOWN.of(self.key):
             if known.rows is not None and (
                 known.deletions == some
-                or (known.deletions > some and all(map(self._is_elsewhere, known.deletions - some)))
+                or (
+                    may_have_others
+                    and known.deletions > some
+                    and all(map(self._is_elsewhere, known.deletions - some))
+                )
             ):
                 return known.rows
         return None

@@ -355,7 +355,7 @@ def test_deletions_of_widened_columns_are_found_by_their_present_values(instance
 def test_row_groups_that_share_a_key_are_read_together(
     instance: Instance, reads: list[int], tmp_path: Path, each: int
 ) -> None:
-    """With 7,000 rows of each key, the same key ends one row group and begins the next."""
+    """The same key ends one row group and begins the next, if each key has 7,000 rows."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(row_group_bytes=64 * 1024))
     count = 300_000
     columns = {"k": [n // each for n in range(count)], "s": ["a"] * count, "n": range(count)}
@@ -383,9 +383,9 @@ def test_a_query_of_some_keys_uses_rows_that_a_query_of_all_keys_found(
     instance: Instance, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = filled(instance)
-    for k in range(0, 60, 2):
+    for k in range(60):
         table.delete({"k": k})
-    assert len(numbers(instance, table)) == 70
+    assert len(numbers(instance, table)) == 40
     settled, left = row_numbers._File.settled, list[int]()
 
     def noted(self: Any) -> Any:
@@ -394,14 +394,14 @@ def test_a_query_of_some_keys_uses_rows_that_a_query_of_all_keys_found(
         return scan
 
     monkeypatch.setattr(row_numbers._File, "settled", noted)
-    for low in (0, 20, 55):
-        expected = [k for k in range(low, low + 30) if k % 2 or k >= 60]
+    for low in (0, 20, 40):
+        expected = [k for k in range(low, low + 30) if k >= 60]
         where = {"k": dm.Range(low, low + 30)}
         assert table.query(where, ["n"]).read_all()["n"].to_pylist() == expected
         found = instance.sql(f"select n from t where k >= {low} and k < {low + 30} order by n").read_all()
         assert found["n"].to_pylist() == expected
     assert left == [0] * 6
-    assert reads == [30]
+    assert reads == [60]
 
 
 def test_a_moment_before_a_deletion_does_not_use_its_rows(instance: Instance) -> None:
