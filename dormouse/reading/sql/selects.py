@@ -20,7 +20,7 @@ from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProp
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.gone_rows import GoneRows
-from dormouse.reading.overlaps import layers, parted_by_marks
+from dormouse.reading.overlaps import Layers, layers, parted_by_marks
 from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
@@ -321,7 +321,7 @@ class Select:
         rows = [self.unmerged(found.alone)] if found.alone else []
         keys = self.unmerged(found.small, marked=True) if found.small else ""
         if found.large:
-            replaced = self._replaced(found.large, found.small)
+            replaced = self._replaced(found)
             if direct := [scan for scan in found.large if scan.filename in replaced]:
                 rows.append(self.unmerged(direct, replaced=replaced))
             if joined := [scan for scan in found.large if scan.filename not in replaced]:
@@ -336,8 +336,13 @@ class Select:
             rows.append(newest(schema, " UNION ALL ".join(compare), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
 
-    def _replaced(self, large: Sequence[Scan], small: Sequence[Scan]) -> dict[str, GoneRows]:
+    def _replaced(self, files: Layers) -> dict[str, GoneRows]:
         """Returns the rows of large files that small files replace, by filename, where they are known."""
+        large, small = files.large, files.small
+        if self._properties.newest_by is None and any(scan.deletions for scan in small):
+            # a deletion of a row in a small file may not apply to a newer row of its key in these files
+            undecided = {scan.filename for scan in files.undecided}
+            large = [scan for scan in large if scan.filename not in undecided]
         if may_hide_index(self._schema, (scan.schema_version for scan in large)):
             return {}
         from dormouse.reading.replaced_rows import replaced_rows
