@@ -101,8 +101,8 @@ def _make(instance: Instance) -> None:
         table.ingest([{"k": value, "leaf": n // LEAF_ROWS} for n, value in enumerate(values)])
     few = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("name", dm.STRING)])
     names = dm.Schema([dm.Field("name", dm.STRING)], values=[dm.Field("ref", dm.LONG)])
-    rows = {"x": 50, "y": 150, "z": 3_333}
-    instance.create_table("pruned_few", few).ingest([{"k": k, "name": name} for name, k in rows.items()])
+    listed = {"x": 50, "y": 150, "z": 3_333}
+    instance.create_table("pruned_few", few).ingest([{"k": k, "name": name} for name, k in listed.items()])
     instance.create_table("pruned_names", names).ingest(
-        [{"name": name, "ref": k} for name, k in rows.items()]
+        [{"name": name, "ref": k} for name, k in listed.items()]
     )
