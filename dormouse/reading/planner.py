@@ -155,6 +155,10 @@ class Scan:
         """The version of the schema that the file was written with."""
         return schema_version_of(self.filename)
 
+    def within(self, ranges: KeyRanges) -> Scan:
+        """Returns the scan limited to rows in some ranges."""
+        return replace(self, slices=tuple(one.intersect(ranges) for one in self.slices))
+
     def unsettled(self) -> Scan:
         """Returns the scan with the deletions that match the rows in `gone`, instead of these rows."""
         if self.gone is None:

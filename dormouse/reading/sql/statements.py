@@ -365,12 +365,9 @@ class _Statement:
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield said
-            yield from (
-                pa.RecordBatch.from_arrays(
-                    [batch.column(0), without_files(batch.column(1))], schema=said.schema
-                )
-                for batch in rows.batches
-            )
+            for batch in rows.batches:
+                columns = [batch.column(0), without_files(batch.column(1))]
+                yield pa.RecordBatch.from_arrays(columns, schema=said.schema)
 
         return Rows(said.schema, batches())
 
@@ -479,7 +476,7 @@ class _Statement:
         if not (is_first and scans and context.properties.aggregate):
             return None
         first = context.schema.row_keys[0].name
-        wanted = [_within(scan, self.wanted.ranges[name]) for scan in scans]
+        wanted = [scan.within(self.wanted.ranges[name]) for scan in scans]
         statement = f"SELECT {quoted(first)} FROM {quoted(name)} ORDER BY 1 LIMIT 1 OFFSET {FIRST_ROWS}"
         found = self._rows(
             {name: wanted}, {name: self._select(name, self.wanted.ranges).unmerged(wanted)}, statement, ()
@@ -488,7 +485,7 @@ class _Statement:
         if not last:
             return None
         below = KeyRanges({first: [Range(max=last[0], max_inclusive=True)]})
-        return self._filled({name: [_within(scan, below) for scan in wanted]}, enough)
+        return self._filled({name: [scan.within(below) for scan in wanted]}, enough)
 
     def _filled(self, reads: Reads, enough: Enough) -> Rows | None:
         """Returns the answer over the given files; None if it has fewer rows than the limit."""
@@ -590,10 +587,6 @@ class _Statement:
                 if isinstance(error, ReadFailed):
                     check_after(context, scans, error)
             raise InvalidQuery(str(error)) from error
-
-
-def _within(scan: Scan, ranges: KeyRanges) -> Scan:
-    return replace(scan, slices=tuple(one.intersect(ranges) for one in scan.slices))
 
 
 def _check_size(reads: Reads) -> None:
