@@ -16,9 +16,9 @@ from ingested import attempts
 
 from dormouse.model.file_reference import is_inlined
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
 from tests.support.model import LONG, Field, Schema, TableProperties
 from tests.support.objects import open_store
+from tests.support.reading import query
 from tests.support.state import Catalog, TableContext, WriteAttempts
 from tests.support.writing import ingest_in_process as ingest
 
@@ -48,9 +48,9 @@ WRITER = OPEN + "for n in range(int(sys.argv[2]), 10_000):\n    add(n)\n    prin
 COMPACTOR = (
     OPEN
     + """
-from dormouse.writing.compaction import compact
+from dormouse.writing import compaction
 while True:
-    compact(context, engine="local")
+    compaction.compact(context, engine="local")
 """
 )
 AT_A_STEP = (

@@ -15,13 +15,13 @@ import dormouse as dm
 from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidInput, InvalidQuery
 from dormouse.model.file_reference import ReplaceFileReferencesRequest, is_inlined
 from dormouse.reading import bundles, plan_content
-from dormouse.state.commits.requests import AddFiles, decode, encode
+from dormouse.state.commits.requests import decode
 from dormouse.state.files import updates
 from dormouse.state.files.inlined import InlinedContent
-from dormouse.state.files.operations import Commit
 from dormouse.writing import inlining
 from tests.support.api import Instance, Table
-from tests.support.state import LAYOUTS
+from tests.support.commits import AddFiles, encode
+from tests.support.state import LAYOUTS, Commit
 
 INLINED = 65_536
 

@@ -15,10 +15,12 @@ alter table file_content alter column content set storage external;
 do $$
 declare
     known integer;
+    own text;
 begin
     for known in select table_id from tables loop
-        execute format('create table file_content_%s (like file_content including all) with (toast_tuple_target = 8160)', known);
-        execute format('alter table file_content attach partition file_content_%s for values in (%s)', known, known);
+        own := concat('file_content_', known);
+        execute format('create table %I (like file_content including all) with (toast_tuple_target = 8160)', own);
+        execute format('alter table file_content attach partition %I for values in (%s)', own, known);
     end loop;
 end
 $$;
