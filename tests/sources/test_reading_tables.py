@@ -12,9 +12,9 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidQuery, TableAlreadyExists, TableNotFound
 from dormouse.reading.sql import parsed
-from dormouse.reading.sql import selects as together
 from dormouse.reading.sql.selects import Select
 from tests.support.api import Instance, Table
+from tests.support.reading import selects as together
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

@@ -32,13 +32,13 @@ from dormouse.errors import (
     ReplaceRequestsFailed,
 )
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.reading.sql import selects
 from dormouse.writing import compaction_job as task
 from dormouse.writing.compaction_job import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
 from tests.support.api import Instance
 from tests.support.model import Cut
+from tests.support.reading import selects
 from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
 from tests.support.writing import commit_files, open_source, write_leaves
 
