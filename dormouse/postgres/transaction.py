@@ -267,15 +267,21 @@ def run_lookups(supplier: Supplier, calls: Sequence[Call]) -> list[list[Any]] | 
     which retries, and raises the error.
     """
     with supplier.connection() as conn:
+        failed = False
         try:
             with conn.pipeline():
-                conn.execute(_BEGIN[Isolation.REPEATABLE_READ, True], prepare=False)
-                cursors = [statement.execute(conn, values) for statement, values in calls]
-                conn.execute("commit", prepare=False)
-            return [fetched(cursor) for cursor in cursors]
+                try:
+                    conn.execute(_BEGIN[Isolation.REPEATABLE_READ, True], prepare=False)
+                    cursors = [statement.execute(conn, values) for statement, values in calls]
+                    conn.execute("commit", prepare=False)
+                except psycopg.Error:
+                    failed = True  # outside of the block, psycopg would log a second error
+            if not failed:
+                return [fetched(cursor) for cursor in cursors]
         except psycopg.Error:
-            _roll_back(conn)
-            return None
+            pass
+        _roll_back(conn)
+        return None
 
 
 def rows_of(

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,7 @@ NUMBERS = [None, -math.inf, -2.5, -0.0, 0.0, 1.0, 2.0, math.inf, math.nan]
 
 
 def opened(lake: Lake, where: Where = None) -> duckdb.DuckDBPyConnection:
-    context = lake.context
-    name = context.table.name
-    return views.opened(context.objects, {name: context}, {} if where is None else {name: where})
+    return views.opened(lake.context.objects, {"t": lake.context}, {} if where is None else {"t": where})
 
 
 @pytest.fixture
@@ -122,7 +119,6 @@ def numbers(lake: Lake) -> Lake:
     for n, x in enumerate(NUMBERS):
         made.add([{"k": n, "x": x}, {"k": 100 + n, "x": 1.5}])
     made.add([{"k": 1000 + n, "x": x} for n, x in enumerate(NUMBERS)])
-    made.context = replace(made.context, table=replace(made.context.table, name="t"))
     return made
 
 
