@@ -113,7 +113,7 @@ def _query(
     if at is None and is_of_one_key(read.schema, wanted) and not read.verifies:
         first = list(islice(groups, 1))  # the only group, since the key lies in one leaf
         if (found := execution.at_once(*first)) is not None:
-            found = list(wanted_of(context, checked, iter(found)))
+            found = interruption.checked(list(wanted_of(context, checked, iter(found))))
         groups = iter(first)
     if found is None:
         rows = wanted_of(context, checked, execution.rows(groups))

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -188,6 +188,12 @@ class Interruption:
         """Raises `DormouseError` if the interruption is set."""
         if self.is_set:
             raise DormouseError("the query was interrupted")
+
+    def checked(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields items; raises `DormouseError` once the query was interrupted."""
+        for item in items:
+            self.check()
+            yield item
 
     def awaits(self, reader: object, upcoming: Future[Any] | None) -> None:
         """Records the future for which a reader of the query waits; None if it no longer waits."""

@@ -51,7 +51,7 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
     ("where", "groups", "rows"),
     [
         ({"site": "r"}, 0, 0),
-        ({"site": "s", "device": 7}, 1, 100),
+        ({"site": "s", "device": Range(7, 8)}, 1, 100),
         ({"device": Range(7, 9)}, 2, 200),
         ({"device": [7, 30]}, 2, 200),
         ({"device": list(range(5, 35))}, 30, 3_000),

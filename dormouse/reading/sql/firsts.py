@@ -261,7 +261,7 @@ def known_rows(
     context: TableContext, ranges: KeyRanges, ends: Ends, enough: Enough | None, scans: Iterable[Scan]
 ) -> KnownRows | None:
     """Returns the rows of a table that are known without reading; None if rows should be read instead."""
-    if not has_all_rows(context):
+    if context.verifies or not has_all_rows(context):
         return None
     known = KnownRows.of(context.schema, ranges, ends, scans)
     # of many files, the first ones may have the value that is asked for
