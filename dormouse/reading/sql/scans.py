@@ -97,7 +97,8 @@ class Scans:
         }
         for one in (node.get("table_filters") or {}).get("filters", ()):
             key = keys.get(one["key"])
-            self.is_exact = self.is_exact and key is not None and is_exact(one["value"], key)
+            is_on_key = key is not None and key.is_row_key and is_exact(one["value"], key)
+            self.is_exact = self.is_exact and is_on_key
             if key is not None:
                 self._bound(met_by_column(one["value"], key))
         columns = [keys.get(column["index"]) for column in node["column_indexes"]]
