@@ -29,7 +29,7 @@ from dormouse.api.instance import Instance
 from dormouse.errors import VERSION, DormouseError
 from dormouse.objects.names import hiding
 from dormouse.reading.sql.workers import WorkerLimits, Workers
-from dormouse.service.declared import Direct, Served
+from dormouse.service.declared import Served
 from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.payloads import payload_writes, payloads
@@ -276,7 +276,6 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
                 open_paths=open_paths(routers),
             ),
             Middleware(Heads),
-            Middleware(Direct, routes=routers[0].routes),
         ],
     )
     app.state.service, app.state.settings, app.state.routers = here, settings, routers

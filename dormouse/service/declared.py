@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import chain
 from typing import Any, get_origin
 
@@ -20,13 +20,11 @@ from fastapi._compat import ModelField
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.json_values import parse_json as exact_json
 from dormouse.model.text import did_you_mean
-from dormouse.service.problems import Refused, problem_of, problems
+from dormouse.service.problems import Refused, problems
 from dormouse.service.running import Answer
 from dormouse.service.security import LOOP_SECONDS_MAX, Place, Terms
 from dormouse.service.work import ReplyWork
@@ -126,8 +124,12 @@ class JsonRequest(Request):
             raise _unsupported("the body must be JSON, with content-type: application/json")
         if self.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
             raise _unsupported("the body must not have a content-encoding")
+        too_large = Refused(
+            "body-too-large",
+            f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed",
+        )
         if int(self.headers.get("content-length", 0)) > settings.body_bytes_max:
-            raise _too_large(settings.body_bytes_max)
+            raise too_large
         found = bytearray()
         seconds = settings.client_stall_seconds_max
         try:
@@ -135,14 +137,10 @@ class JsonRequest(Request):
                 async for chunk in self.stream():
                     found += chunk
                     if len(found) > settings.body_bytes_max:
-                        raise _too_large(settings.body_bytes_max)
+                        raise too_large
         except TimeoutError:
             raise Refused("body-too-slow", f"the body did not come within {seconds:g} s") from None
         return bytes(found)
-
-
-def _too_large(bytes_max: int) -> Refused:
-    return Refused("body-too-large", f"the body is larger than the {bytes_max:,} bytes that are allowed")
 
 
 def _unsupported(detail: str) -> Refused:
@@ -165,65 +163,6 @@ class JsonRoute(Served):
                 raise
 
         return handler
-
-
-class Direct:
-    """A middleware that answers well-formed requests of `routes` without the layers of FastAPI.
-
-    These layers take longer than a look-up. All other requests, also faulty ones, go on to the app, which
-    names the faults. An endpoint has an attribute `of_json`: a function of the scope, the JSON value of the
-    body and the path's parameters, which returns an answer, or None for a faulty request.
-    """
-
-    def __init__(self, app: ASGIApp, routes: Iterable[Any]) -> None:
-        self._app = app
-        self._routes = [route for route in routes if hasattr(route.endpoint, "of_json")]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"]
-        for route in self._routes:
-            if (match := route.path_regex.match(path)) is not None:
-                await self._answered(route, match.groupdict(), scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    async def _answered(
-        self, route: Any, path: Mapping[str, str], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        request = JsonRequest(scope, receive)
-        try:
-            route.terms.check(request.state.holder)
-            body = await request.body()
-        except ClientDisconnect:
-            await self._app(scope, receive, send)
-            return
-        except DormouseError as error:
-            scope["route"] = route
-            problem = problem_of(error, scope["app"].state.service.hide)
-            await problem.response()(scope, receive, send)
-            return
-        try:
-            answer = route.endpoint.of_json(scope, parse_json(body), path)
-        except DormouseError:
-            answer = None
-        if answer is None or answer.place not in route.terms.places:
-            await self._app(scope, _again(body, receive), send)
-            return
-        scope["route"] = route
-        await answer(scope, receive, send)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Returns a function that first receives a whole body, and then what `receive` returns."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def received() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return received
 
 
 def parse_json(body: bytes, what: str = "the body") -> Any:

@@ -6,17 +6,15 @@ import asyncio
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from dataclasses import field as new
-from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError, create_model
-from starlette.types import Scope
+from pydantic import BaseModel, create_model
 
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
@@ -36,7 +34,7 @@ from dormouse.service.formats import preferred_format
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.problems import problems
 from dormouse.service.running import Answer, Runner
-from dormouse.service.security import SEGMENT, Place, Right, of_segment, served
+from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import DocumentWork, Limits, QueryWork
 from dormouse.settings.service import Holder
 from dormouse.verbs.reading import schema_of
@@ -319,7 +317,8 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
     model, handler = verb.request, http.handler or verb.handler
     named = re.findall(r"{(\w+)}", http.path)
 
-    def answer_of(here: Service, parsed: Any, accept: str) -> Answer:
+    async def answer(here: Here, request: Request, body: BaseModel, **path: str) -> Response:
+        asked = parse(model, {**dict(body), **path}, "the request")
         interruption = Interruption()
         limits = here.limits
         call = Call(
@@ -329,22 +328,18 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
             remembered=here.remembered,
             check_rows=lambda rows: limits.check(rows, 0),
         )
-        place = Place[http.place(parsed).upper()]
+        place = Place[http.place(asked).upper()]
 
         def do() -> Any:
-            return handler(here.instance, parsed, call)
+            return handler(here.instance, asked, call)
 
         if http.answer is not None:
             return Answer(place, http.kind, DocumentWork(do, interruption.set, limits))
-        work = QueryWork(do, preferred_format(accept), limits, interruption.set)
+        wanted = preferred_format(",".join(request.headers.getlist("accept")))
+        work = QueryWork(do, wanted, limits, interruption.set)
         work.headers = {"vary": "accept"}
         return Answer(place, http.kind, work)
 
-    async def answer(here: Here, request: Request, body: BaseModel, **path: str) -> Response:
-        asked = parse(model, {**dict(body), **path}, "the request")
-        return answer_of(here, asked, accepted(request.headers.raw))
-
-    answer.of_json = partial(_answer_of_json, model, named, answer_of)  # type: ignore[attr-defined]
     given: dict[str, Any] = {"here": Here, "request": Request, "body": _body(model, named)}
     for name in named:
         field = model.model_fields[name]
@@ -356,29 +351,6 @@ def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:
         ]
     )
     return answer
-
-
-def accepted(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the media types of a request's headers `Accept`, in one text."""
-    return ",".join([value.decode("latin-1") for name, value in headers if name == b"accept"])
-
-
-def _answer_of_json(
-    model: type[Asked],
-    named: Collection[str],
-    answer_of: Callable[[Service, Any, str], Answer],
-    scope: Scope,
-    given: Any,
-    path: Mapping[str, str],
-) -> Answer | None:
-    """Returns the answer to a request whose body is the JSON value `given`; None if the request is faulty."""
-    if not isinstance(given, dict) or not given.keys().isdisjoint(named):
-        return None
-    try:
-        parsed = model.model_validate({**given, **{name: of_segment(text) for name, text in path.items()}})
-        return answer_of(scope["app"].state.service, parsed, accepted(scope["headers"]))
-    except (ValidationError, DormouseError):
-        return None
 
 
 def query_fields(model: type[BaseModel], *without: str, **defaults: Any) -> Any:

@@ -27,13 +27,7 @@ _SLASH = "\udc2f"
 It is a lone surrogate, which no valid path contains.
 """
 
-
-def of_segment(text: str) -> str:
-    """Returns a path parameter with its slashes restored."""
-    return text.replace(_SLASH, "/")
-
-
-SEGMENT = AfterValidator(of_segment)
+SEGMENT = AfterValidator(lambda text: text.replace(_SLASH, "/"))
 """A validator that restores the slashes of a path parameter."""
 
 _READS = frozenset({"GET", "HEAD"})
