@@ -292,10 +292,8 @@ def test_cuts_recorded_before_a_copy_are_refused_by_name(dsn: str, young_server:
             position = moments.position_of(table, when)
             with supplier.connection() as conn:
                 leaves = [one.partition_id for one in table.partitions.at(position.epoch).leaves]
-                *_, (rows, _) = table.store.planned_at(
-                    [*leaves, "root"], KeyBounds(), position.snapshot, conn
-                )
-            assert {row[1] for row in rows} == {
+                *_, planned = table.store.planned_at([*leaves, "root"], KeyBounds(), position.snapshot, conn)
+            assert {row[1] for row in planned.references} == {
                 one.filename for one in table.store.file_references_in([*leaves, "root"])
             }
             assert position.epoch == table.partitions.tree().epoch == 1

@@ -32,7 +32,8 @@ def lost_and_another(instance: Instance) -> tuple[TableRecord, TableRecord]:
     lost = instance.create_table("t", SCHEMA).files.table
     instance.submit([add("t", "late")])
     query(instance._supplier, "delete from tables")
-    query(instance._supplier, f"drop table file_{lost.table_id}, file_reference_{lost.table_id}")
+    own = ", ".join(f"{kind}_{lost.table_id}" for kind in ("file", "file_reference", "file_content"))
+    query(instance._supplier, f"drop table {own}")
     query(instance._supplier, f"alter table tables alter table_id restart with {lost.table_id}")
     another = instance.create_table("t", SCHEMA).files.table
     assert another.table_id == lost.table_id

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from itertools import product
 from typing import Any
 
 import duckdb
@@ -13,7 +14,19 @@ from dormouse.reading import table_view
 from dormouse.reading.sql import statements
 from tests.opened_files import OpenedFiles
 from tests.support.api import Instance, Table
-from tests.support.model import INT, LONG, STRING, TIMESTAMP, Field, Range, Schema, TableProperties
+from tests.support.model import (
+    BYTES,
+    DATE,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    Field,
+    Range,
+    Schema,
+    TableProperties,
+)
 
 FILES = 20
 ROWS = 5
@@ -231,3 +244,38 @@ def test_the_last_rows_of_leaves_that_are_split_on_a_later_key(
     assert rows(instance, "select min(a), max(a), count(*) from t") == expected(
         instance, "select min(a), max(a), count(*) from t"
     )
+
+
+TYPED: Sequence[tuple[DataType, Sequence[Any], str]] = [
+    (INT, [1, 2, 3], "2"),
+    (LONG, [1, 2, 3], "2"),
+    (STRING, ["a", "b", "c"], "'b'"),
+    (BYTES, [b"a", b"b", b"c"], "'b'::blob"),
+    (TIMESTAMP, [datetime(2024, 1, n, tzinfo=UTC) for n in (1, 2, 3)], "'2024-01-02 00:00+00'::timestamptz"),
+    (DATE, [date(2024, 1, n) for n in (1, 2, 3)], "'2024-01-02'::date"),
+]
+"""The types of keys, each with some values, and the second one in SQL."""
+CONDITIONS = ["{} = {}", "{0} >= {1} and {0} <= {1}", "not {} = {}", "{} in ({}, null)"]
+ASKED = ["count(*) from t", "min(k) from t", "max(k), count(k) from t", "k from t"]
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize(("kind", "pool", "second"), TYPED, ids=lambda one: getattr(one, "name", ""))
+def test_conditions_on_other_columns_choose_among_the_rows_of_a_file(
+    instance: Instance, kind: DataType, pool: Sequence[Any], second: str, nullable: bool
+) -> None:
+    schema = Schema([Field("k", LONG), Field("j", kind)], values=[Field("v", kind, nullable)])
+    made = instance.create_table("t", schema, split_points=[10, 20])
+    values = [*pool, None] if nullable else pool
+    made.ingest([{"k": k, "j": pool[k % 3], "v": values[k // 3 % len(values)]} for k in range(30)])
+    made.add_column(Field("d", kind, nullable=True), default=pool[1])
+    made.ingest([{"k": 40 + n, "j": pool[0], "v": pool[1], "d": one} for n, one in enumerate([*pool, None])])
+    with duckdb.connect() as plain:
+        plain.register("every_row", made.query().read_all())
+        plain.execute("create table t as from every_row")
+        for column, condition, key, asked in product(
+            "vdj", CONDITIONS, ("", " and k > 9.5 and k < 25"), ASKED
+        ):
+            ordered = " order by k desc limit 7 offset 1" if asked == "k from t" else ""
+            statement = f"select {asked} where {condition.format(column, second)}{key}{ordered}"
+            assert rows(instance, statement) == plain.execute(statement).fetchall(), statement

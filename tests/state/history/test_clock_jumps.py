@@ -58,8 +58,8 @@ ELSEWHERE = {
 KEPT_LONGER = {
     "applied_commit.applied_at", "applied_commit.expires_at", "backup_taken.taken_at",
     "consumer.acknowledged_at", "consumer.position_at", "deletion.deleted_at", "deletion.retired_at",
-    "ended_job.ended_at", "erased_file.freed_at", "file.unreferenced_at", "payload.inserted_at",
-    "payload_object.changed_at", "rejected_commit.rejected_at", "removal.removed_at",
+    "ended_job.ended_at", "erased_file.freed_at", "file.unreferenced_at", "file_content.added_at",
+    "payload.inserted_at", "payload_object.changed_at", "rejected_commit.rejected_at", "removal.removed_at",
 }  # fmt: skip
 """Columns that determine how long something is kept. A clock that was ahead only prolongs that."""
 

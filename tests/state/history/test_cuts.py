@@ -25,9 +25,9 @@ NewTable = Callable[..., TableContext]
 def files_at(table: TableContext, position: Position) -> set[tuple[str, str]]:
     """Returns the (partition, file) of each reference at a position."""
     with table.supplier.connection() as conn:
-        *_, (rows, _) = table.store.planned_at(_ids(table), KeyBounds(), position.snapshot, conn)
-    assert all(row[-1] for row in rows), "all files are known"
-    return {(row[0], row[1]) for row in rows}
+        *_, planned = table.store.planned_at(_ids(table), KeyBounds(), position.snapshot, conn)
+    assert all(row[-1] for row in planned.references), "all files are known"
+    return {(row[0], row[1]) for row in planned.references}
 
 
 def _ids(table: TableContext) -> list[str]:
