@@ -202,8 +202,9 @@ def test_objects_that_cannot_be_deleted_are_reported(instance: Instance) -> None
     name = add_file(table, "a", [1])
     remove(table.store, name)
     path = Path(table.objects.url.removeprefix("file://")) / name
-    assert isinstance(table.objects, GuardedStore)
-    table = replace(table, objects=table.objects.store)  # whose owner that user could not look up
+    guarded = table.inlined.store
+    assert isinstance(guarded, GuardedStore)
+    table = replace(table, objects=guarded.store)  # whose owner that user could not look up
     with as_a_user_without_rights(path.parent):
         report = table.garbage.collect()
     assert report.failures == 2
