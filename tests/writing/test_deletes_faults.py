@@ -11,7 +11,7 @@ import pytest
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
 from dormouse.reading import changes, scan_session, table_view
-from dormouse.reading.planner import QueryPlan, Reach
+from dormouse.reading.planner import PlannedReference, QueryPlan, Reach
 from dormouse.reading.where import deletions_of
 from dormouse.state.files import garbage
 from dormouse.state.files.deletions import Deletions
@@ -60,7 +60,7 @@ def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
     real = table_view.plan
 
     def lost(page: Any, references: Any, deletions: Any = ()) -> QueryPlan:
-        listed = list(references)
+        listed = list(map(PlannedReference._make, references))
         shared = {one.filename for one in listed if not one.only}
         made = real(page, listed, deletions)
         groups = tuple(
