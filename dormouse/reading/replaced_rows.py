@@ -108,7 +108,9 @@ def _find(finder: Finder, place: _Place) -> None:
     # usually the rows are known but for those of the newest file
     sources = place.sources
     before = ((one, _known(finder, place, sources - {one})) for one in sources)
-    newest, base = next(((one, known.rows) for one, known in before if known and known.rows), (None, None))
+    newest, base = next(
+        ((one, known.rows) for one, known in before if known and known.rows is not None), (None, None)
+    )
     left = [scan for scan in place.small if base is None or (scan.filename, scan.slices) == newest]
     with suppress(DormouseError):
         found = _rows_of(finder, place.large, left)
