@@ -32,6 +32,9 @@ KEPT_SECONDS = 900
 ITEM_BYTES = 4_096
 """The bytes that a file of any size takes on the disk."""
 
+BUNDLE = "bundle"
+"""The beginning of the last part of the name of a local file with the rows of many inlined files."""
+
 Contents = Callable[[Sequence[str]], Mapping[str, bytes]]
 """A function that returns the content of inlined files by name. Files without content are left out."""
 
@@ -40,6 +43,7 @@ class _LocalFiles:
     """The local files of inlined files of one store in this process. Threads may share them."""
 
     def __init__(self, store: ObjectStore) -> None:
+        self._store = store
         self._slot: Slot = store.staging_area().claim()
         self._process_id = os.getpid()
         self._used: OrderedDict[str, tuple[Path, int, float]] = OrderedDict()
@@ -70,10 +74,10 @@ class _LocalFiles:
         """Writes a local file unless there is one; returns its path."""
         if (known := self.path(name)) is not None:
             return known
-        path = self._slot.path(local_name(name))
-        written = path.with_suffix(f".{threading.get_ident()}")
-        written.write_bytes(content)
-        written.replace(path)  # whole, as another thread may read the same file
+        try:
+            path = self._written(local_name(name), content)
+        except OSError as error:
+            raise failed("write", name, "a local file", error.strerror or str(error)) from error
         with self._lock:
             if name not in self._used:
                 size = max(len(content), ITEM_BYTES)
@@ -81,6 +85,20 @@ class _LocalFiles:
                 self._byte_count += size
             self._forget_old()
         return path
+
+    def _written(self, local: str, content: bytes) -> Path:
+        """Writes a local file whole, as another thread may read the same file; returns its path."""
+        with self._lock:
+            if not self._slot.folder.exists():  # a cleaner of temporary files deleted it
+                os.close(self._slot.lock)
+                self._slot = self._store.staging_area().claim()
+            path = self._slot.path(local)
+        written = path.with_suffix(f".{threading.get_ident()}")
+        try:
+            written.write_bytes(content)
+            return written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
         since = time.monotonic() - KEPT_SECONDS
@@ -110,8 +128,13 @@ def _local_files(store: ObjectStore) -> _LocalFiles:
 
 
 def local_name(name: str) -> str:
-    """Returns the name of the local file of an inlined file; it ends with the version of the schema."""
-    return f"{narrow_id(name).hex}{parquet_suffix(schema_version_of(name))}"
+    """Returns the name of the local file of an inlined file; it ends with the version of the schema.
+
+    The name of a bundle begins with the id of the folder of its table.
+    """
+    folder, _, last = name.rsplit("/", 2)
+    first = f"{narrow_id(folder).hex}-" if last.startswith(BUNDLE) else ""
+    return f"{first}{narrow_id(name).hex}{parquet_suffix(schema_version_of(name))}"
 
 
 @dataclass(frozen=True)
@@ -150,6 +173,18 @@ class InlinedFiles(WrappedStore):
                     with suppress(OSError):
                         (slot / one).unlink(missing_ok=True)
         return self.store.delete(deleted)
+
+    def forget_bundles(self, names: Iterable[str]) -> None:
+        """Deletes the bundles of the table of inlined files that processes of this machine have.
+
+        Call it after `delete`, so that no new bundle has rows of these files. Plans that read a bundle are
+        made again.
+        """
+        area = self.store.staging_area().folder
+        for folder in {name.rsplit("/", 2)[0] for name in names if is_inlined(name)}:
+            for path in area.glob(f"*/{narrow_id(folder).hex}-*"):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def get(self, name: str) -> bytes:
         path = self._inlined(name)

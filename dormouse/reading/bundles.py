@@ -23,6 +23,7 @@ from dormouse.data.newest import first_of_keys
 from dormouse.model.file_reference import INLINED, is_inlined
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first
+from dormouse.objects.inlined import BUNDLE
 from dormouse.objects.names import parquet_suffix
 from dormouse.reading.planner import Scan, Way, ways_of
 from dormouse.state.context import TableContext
@@ -115,7 +116,7 @@ def _made(context: TableContext, way: Way, names: frozenset[str], scans: Sequenc
     rows = joined_rows(filter(None, paths), context.stored_schema, context.properties)
     content = encoded(rows, context.stored_schema)
     digest = blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
-    name = f"{context.table.object_prefix}{INLINED}/{digest}/bundle{parquet_suffix(context.schema.version)}"
+    name = f"{context.table.object_prefix}{INLINED}/{digest}/{BUNDLE}{parquet_suffix(context.schema.version)}"
     context.inlined.add(name, content)
     low, high = [scan.min_key for scan in scans], [scan.max_key for scan in scans]
     scan = replace(

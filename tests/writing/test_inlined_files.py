@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +15,13 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import CommitIdReused, CommitOutcomeUnknown, InvalidInput, InvalidQuery
+from dormouse.errors import (
+    CommitIdReused,
+    CommitOutcomeUnknown,
+    InvalidInput,
+    InvalidQuery,
+    ObjectStoreError,
+)
 from dormouse.model.file_reference import ReplaceFileReferencesRequest, is_inlined
 from dormouse.reading import bundles, plan_content
 from dormouse.state.commits.requests import decode
@@ -231,6 +240,51 @@ def test_erased_rows_leave_the_database(instance: Instance) -> None:
     folder = table.context.objects.staging_area().folder
     assert not [path for path in folder.glob("*/*.parquet") if b"secret" in path.read_bytes()]
     assert keys_of(table) == [2]
+
+
+def test_erased_rows_leave_bundles(instance: Instance) -> None:
+    table = new_table(instance, history_retention_seconds=3_600)
+    others = new_table(instance, name="u")
+    for key in range(bundles.FILES_MIN):
+        for one in (table, others):
+            one.ingest(rows(key, value=f"secret {key} of {one.name}"))
+    for one in (table, others):
+        assert keys_of(one) == list(range(bundles.FILES_MIN))
+    assert table.erase({"key": 1}).is_finished
+    folder = table.context.objects.staging_area().folder
+    left = [path.read_bytes() for path in folder.glob("*/*.parquet")]
+    assert not [data for data in left if b"secret 1 of t" in data]
+    assert [data for data in left if b"secret 0 of u" in data and b"secret 1 of u" in data]
+    assert keys_of(table) == [0, *range(2, bundles.FILES_MIN)]
+
+
+@pytest.mark.parametrize("file_count", [1, 12])
+def test_readers_write_their_files_again_if_the_staging_folder_is_deleted(
+    table: Table, file_count: int
+) -> None:
+    for key in range(file_count):
+        table.ingest(rows(key))
+    for _ in range(2):
+        assert keys_of(table) == list(range(file_count))
+        counted = table.sql("select count(distinct value || key) as n from t").read_all()
+        assert counted.to_pylist() == [{"n": file_count}]
+        shutil.rmtree(table.context.objects.staging_area().folder)
+
+
+def test_a_full_disk_is_an_error_of_the_store_that_passes(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.ingest(rows(1))
+
+    def fill(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fill)
+        with pytest.raises(ObjectStoreError, match="a local file: No space left on device"):
+            keys_of(table)
+    assert keys_of(table) == [1]
 
 
 def test_a_bundle_has_no_rows_of_removed_or_deleted_files(

@@ -30,6 +30,7 @@ from dormouse.model.file_reference import is_inlined
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import Problem, TableRecord
 from dormouse.model.text import plural
+from dormouse.objects.inlined import InlinedFiles
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
@@ -244,6 +245,8 @@ class GarbageCollector:
         errors = self._delete(filenames)[1]
         if any(map(is_inlined, filenames)):
             self._store.inlined.vacuum()
+            if isinstance(self._objects, InlinedFiles):
+                self._objects.forget_bundles(filenames)
         return errors
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
