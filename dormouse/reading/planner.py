@@ -482,8 +482,8 @@ class _Planner:
         return found
 
     def _of_region(self, node: int, home: int) -> KeyRanges:
-        """Returns the region of a partition as ranges; empty if all rows of the file lie in one partition."""
-        if home != NO_NODE:
+        """Returns the region of a partition as ranges; empty if all rows of the file lie in it."""
+        if home != NO_NODE and node in _upwards(self.tree, home):
             return KeyRanges()
         return KeyRanges.of(self.tree.region_of(node))
 

@@ -246,12 +246,33 @@ def test_the_last_rows_of_leaves_that_are_split_on_a_later_key(
     )
 
 
+def test_files_above_several_leaves_are_read_once(instance: Instance) -> None:
+    """A writer that does not know a split yet adds its file to the partition that was split."""
+    properties = TableProperties(inline_bytes_max=65_536, split_threshold_rows=4, split_min_rows=2)
+    made = instance.create_table("t", SCHEMA, properties=properties)
+    made.ingest([{"k": k, "v": 0} for k in (0, 2, 2, 9)])
+    assert made.split().partitions_split
+    made.ingest([{"k": k, "v": 1} for k in (3, -5)])
+    assert made.explain().files == 2, "the second file is in no leaf"
+    assert rows(instance, "select count(*), min(k), max(k) from t") == [(6, -5, 9)]
+    assert rows(instance, "select count(*) from t where k >= 0") == [(5,)]
+    for order, right in (("k", [-5, 0, 2, 2, 3, 9]), ("k desc", [9, 3, 2, 2, 0, -5])):
+        for limit in range(1, 8):
+            found = rows(instance, f"select k from t order by {order} limit {limit}")
+            assert [k for (k,) in found] == right[:limit]
+    assert sorted(rows(instance, "select k from t limit 7")) == [(-5,), (0,), (2,), (2,), (3,), (9,)]
+
+
 TYPED: Sequence[tuple[DataType, Sequence[Any], str]] = [
     (INT, [1, 2, 3], "2"),
     (LONG, [1, 2, 3], "2"),
     (STRING, ["a", "b", "c"], "'b'"),
     (BYTES, [b"a", b"b", b"c"], "'b'::blob"),
-    (TIMESTAMP, [datetime(2024, 1, n, tzinfo=UTC) for n in (1, 2, 3)], "'2024-01-02 00:00+00'::timestamptz"),
+    (
+        TIMESTAMP,
+        [datetime(2024, 1, n, tzinfo=UTC) for n in (1, 2, 3)],
+        "'2024-01-02 00:00:00+00'::timestamptz",
+    ),
     (DATE, [date(2024, 1, n) for n in (1, 2, 3)], "'2024-01-02'::date"),
 ]
 """The types of keys, each with some values, and the second one in SQL."""
