@@ -24,6 +24,7 @@ import pyarrow as pa
 
 import dormouse as dm
 from dormouse.errors import DormouseError
+from tests.inlining import INLINED_BYTES
 from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer
 from tests.sql_values import KEYS, POOLS, TYPES, VALUES, Statement
@@ -97,13 +98,18 @@ def creations(random: Random) -> list[Create]:
     """
     keyed = _schema(random)
     return [
-        Create("a", _schema(random), {}),
+        Create("a", _schema(random), _inlined(random)),
         Create("b", _schema(random), {"ingest_file_writing": "one_reference_per_leaf"}),
         _aggregated(_schema(random)),
         Create("d", _schema(random), {"filter": f"age_off(at, {AGE // timedelta(milliseconds=1)})"}),
-        Create("e", Schema(keyed.row_keys, [], keyed.values), {"keep": "newest_row"}),
+        Create("e", Schema(keyed.row_keys, [], keyed.values), {"keep": "newest_row", **_inlined(random)}),
         Create(EMPTY, _schema(random), {}),
     ]
+
+
+def _inlined(random: Random) -> dict[str, Any]:
+    """Returns the properties of a table whose small files may be inlined."""
+    return {"inline_bytes_max": random.choice((0, INLINED_BYTES))}
 
 
 def steps(random: Random, made: Sequence[Create]) -> Iterator[Step]:

@@ -48,6 +48,7 @@ class Writer:
             self._grouped,
             self._grouped,
             self._ends,
+            self._ends,
             self._few,
             self._windowed,
             self._together,
@@ -102,17 +103,27 @@ class Writer:
         return f"select {listed} from {table} as {alias}{where} order by {by}{self._limit()}"
 
     def _of_key(self, alias: str, table: str) -> str:
-        """Returns no condition, or one on the first row key, which the facts about files may decide."""
-        (name, kind), *_ = self._tables[table].items()
+        """Returns no condition, or plain ones, which facts about files may decide if all are on the key."""
+        columns = [(one, kind) for one, kind in self._tables[table].items() if kind in ORDERED]
+        name, kind = columns[0]
+        name, kind = self._pick(columns) if self._chance(0.3) else (name, kind)
+        if self._chance(0.2):
+            return ""
+        plain = [self._plainly(alias, name, kind)]
+        while self._chance(0.3):
+            plain.append(self._plainly(alias, *self._pick(columns)))
+        return f" where {self._pick((' and ', ' and ', ' or ')).join(plain)}"
+
+    def _plainly(self, alias: str, name: str, kind: DataType) -> str:
+        """Returns a comparison of a column with constants."""
         key = f"{alias}.{quoted(name)}"
         one, other = self._literal(kind), self._literal(kind)
-        return self._pick(
-            (
-                "",
-                f" where {key} {self._pick(('<', '<=', '>', '>=', '='))} {one}",
-                f" where {key} >= {one} and {key} < {other}",
-            )
-        )
+        sign = self._pick(("<", "<=", ">", ">=", "=", "="))
+        texts = ("{0} {3} {1}", "{0} {3} {1}", "{0} >= {1} and {0} < {2}", "{0} between {1} and {2}",
+                 "{0} in ({1}, {2})", "not ({0} {3} {1})")  # fmt: skip
+        if kind in (INT, LONG):
+            texts += ("{0} {3} 1.5", "{0} {3} 2.0::float8")
+        return f"({self._pick(texts).format(key, one, other, sign)})"
 
     def _ends(self, scope: Scope) -> tuple[str, int]:
         """Returns a query of the number of rows, and of the smallest and the largest first row key."""

@@ -159,8 +159,8 @@ def _name(aggregate: Node, columns: Columns, first: str) -> str:
             return "count"
         case [] if name == "count_star":
             return "count"
-        case [None] if name == "count" and constant(aggregate["children"][0]) not in (None, UNKNOWN):
-            return "count"
+        case [None] if name == "count" and not is_distinct:
+            return "count" if constant(aggregate["children"][0]) not in (None, UNKNOWN) else ""
     return ""
 
 

@@ -46,6 +46,8 @@ OF_FACTS = [
     ("select * from (select count(*) n from t) limit 1", 0),
     ("select count(*) from t limit 1 offset 1", 0),
     ("select count(v) from t", FILES),
+    ("select count(distinct 'b') from t", FILES),
+    ("select count(distinct k) from t", FILES),
     ("select sum(k) from t", FILES),
     ("select count(*), min(v) from t", FILES),
     ("select count(*) from t having count(*) > 3", FILES),
