@@ -150,6 +150,7 @@ def test_a_killed_compaction_of_inlined_files_leaves_them_as_they_are(
     assert keys_of(table) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_writers_and_compactors_killed_at_any_moment_lose_and_double_nothing(
     table: TableContext, start: Start
 ) -> None:
