@@ -265,7 +265,7 @@ SUBQUERIES = [
     ("from t where k in (select k from u where k > 5) or s = 'a'", "t | u k(5,)"),
     ("from t where k = (select max(k) from u)", "t | u"),
     ("from t where k > all (select k from u where k = 5)", "t | u k=5"),
-    ("from t where exists (from u where u.k = t.k and u.k > 7)", "t | u k(7,)"),
+    ("from t where exists (from u where u.k = t.k and u.k > 7)", "t k(7,2147483647] | u k(7,2147483647]"),
     ("from t where exists (from u where u.k = t.k) and t.k in (3, 9)", "t k=3+=9 | u k=3+=9"),
     ("from t where not exists (from u where u.k = t.k) and t.k in (3, 9)", "t k=3+=9 | u k=3+=9"),
     ("from t where exists (from u where u.k = 7)", "t | u k=7"),
