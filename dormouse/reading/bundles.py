@@ -8,37 +8,82 @@ knows no bundles.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema, exact, with_ids
+from dormouse.data.datafusion_session import sorted_session
 from dormouse.data.leaf_sorter import sort_indices
 from dormouse.data.newest import first_of_keys
 from dormouse.model.file_reference import INLINED, is_inlined
+from dormouse.model.loops import portions
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first
+from dormouse.model.types import INT, Field
 from dormouse.objects.inlined import BUNDLE
 from dormouse.objects.names import parquet_suffix
-from dormouse.reading.planner import Scan, Way, ways_of
+from dormouse.reading.planner import Scan
+from dormouse.reading.row_filter import TESTS_MAX, InRanges, remains, rendered
+from dormouse.reading.scan_session import DATAFUSION
+from dormouse.reading.where import Deletion
 from dormouse.state.context import TableContext
 
 FILES_MIN = 8
 """The fewest files that are joined. So a plan has fewer inlined files beside a bundle."""
+DELETIONS_MIN = 64
+"""The deletions of some files, each counted for each file, from which even few files are joined."""
 BUNDLES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
-    """The scan of a bundle, and the names of the files in it."""
+    """The scan of a bundle, and the numbers of the deletions that each of its files had, by name.
+
+    The bundle has no rows that these deletions match.
+    """
 
     scan: Scan
-    names: frozenset[str]
+    applied: Mapping[str, Set[int]]
+
+    def of(self, scans: Sequence[Scan], others: Set[str]) -> _Bundle | None:
+        """Returns the bundle with those deletions of a plan that were not applied to it.
+
+        Returns None if it has rows of a file that is neither in the plan's `scans` nor in the `others`, or if
+        it lacks rows that the plan may want: the plan may be of an earlier moment.
+        """
+        here = {scan.filename: scan for scan in scans}
+        if not self.applied.keys() <= here.keys() | others:
+            return None
+        left = dict[Deletion, None]()
+        found = [(here[name], numbers) for name, numbers in self.applied.items() if name in here]
+        for scan, numbers in found:
+            listed = {one.deletion_id for one in scan.deletions}
+            # deletions up to `deletions_till` that the plan does not list match no row of the file
+            if any(one > scan.deletions_till for one in numbers - listed):
+                return None
+            left |= dict.fromkeys(one for one in scan.deletions if one.deletion_id not in numbers)
+        # the others, which their keys exclude from a file, may be tested for its rows as well
+        if any(
+            one.deletion_id <= scan.deletions_till and one not in scan.deletions
+            for scan, _ in found
+            for one in left
+        ):
+            return None
+        slices = scans[0].slices
+        return replace(self, scan=replace(self.scan, slices=slices, deletions=tuple(left)))
+
+    def isdisjoint(self, names: Iterable[str]) -> bool:
+        return self.applied.keys().isdisjoint(names)
 
 
 _bundles: OrderedDict[tuple[str, str, int], _Bundle] = OrderedDict()
@@ -49,54 +94,55 @@ def bundled(context: TableContext, scans: Sequence[Scan], referenced: Set[str]) 
     """Returns the scans of a group, in which those of many inlined files are replaced by that of a bundle.
 
     `referenced` has the inlined files to which the plan's partitions refer, also those without wanted rows.
-    Only files without deletions that have the table's present columns are joined, and none if the reader
-    verifies digests.
+    A bundle has no rows that deletions match. Only files that have the table's present columns are joined,
+    only files without deletions in a keyed table, and none if the reader verifies digests.
     """
     if context.verifies:
         return tuple(scans)
     inlined = [scan for scan in scans if is_inlined(scan.filename)]
     whole = len({scan.filename for scan in inlined}) == len(referenced)
+    alike: dict[tuple[tuple[KeyRanges, ...], str, int], list[Scan]] = defaultdict(list)
+    for scan in inlined:
+        if not (scan.deletions and is_keyed(context.properties)):
+            alike[scan.slices, scan.partition_id, scan.schema_version].append(scan)
     joined: dict[int, Scan] = {}
-    for way, some in ways_of(inlined, _kind).items():
-        if way.deletions or way.kind[1] != context.schema.version or len(some) < FILES_MIN:
+    for (_, _, version), some in alike.items():
+        if version != context.schema.version or not _are_many(some):
             continue
         others = referenced - {scan.filename for scan in some}
-        bundle = _bundle_of(context, way, some, frozenset() if whole else others, is_whole=whole)
-        if bundle is not None and bundle.names.isdisjoint(
-            scan.filename
-            for scan in inlined
-            if _kind(scan) != way.kind or scan.slices != way.slices or scan.deletions
-        ):
-            scan = replace(bundle.scan, slices=way.slices)
-            joined |= {id(one): scan for one in some if one.filename in bundle.names}
+        found = _bundle_of(context, some, frozenset() if whole else others, is_whole=whole)
+        here = set(map(id, some))
+        if found is not None and found.isdisjoint(scan.filename for scan in scans if id(scan) not in here):
+            joined |= {id(one): found.scan for one in some if one.filename in found.applied}
     if not joined:
         return tuple(scans)
     left = [scan for scan in scans if id(scan) not in joined]
     return (*{id(scan): scan for scan in joined.values()}.values(), *left)
 
 
-def _kind(scan: Scan) -> tuple[str, int]:
-    return scan.partition_id, scan.schema_version
+def _are_many(scans: Sequence[Scan]) -> bool:
+    """Returns whether some files are read faster as one, because they or their deletions are many."""
+    return len(scans) >= FILES_MIN or sum(len(scan.deletions) for scan in scans) >= DELETIONS_MIN
 
 
 def _bundle_of(
-    context: TableContext, way: Way, scans: Sequence[Scan], others: Set[str], *, is_whole: bool
+    context: TableContext, scans: Sequence[Scan], others: Set[str], *, is_whole: bool
 ) -> _Bundle | None:
-    """Returns a bundle that has most of some files, or None if it would have few.
+    """Returns a bundle that has most of some files that are read alike, or None if it would have few.
 
     It may also have some of the `others`, which have no wanted rows. If the scans are not the whole of what
     the partition refers to, no bundle is made.
     """
-    key = context.table.uuid, *way.kind
+    key = context.table.uuid, scans[0].partition_id, scans[0].schema_version
     with _lock:
         known = _bundles.get(key)
-    names = frozenset(scan.filename for scan in scans)
-    if known is not None and not (known.names <= names | others and context.inlined.has(known.scan.filename)):
-        known = None
-    rest = [scan for scan in scans if known is None or scan.filename not in known.names]
-    if len(rest) < FILES_MIN or not is_whole:
+    if known is not None:
+        known = known.of(scans, others) if context.inlined.has(known.scan.filename) else None
+    rest = [scan for scan in scans if known is None or scan.filename not in known.applied]
+    is_old = known is not None and len(known.scan.deletions) > TESTS_MAX
+    if not is_whole or not (is_old or _are_many(rest)):
         return known
-    made = _made(context, way, names, rest if known is None else [known.scan, *rest])
+    made = _made(context, scans, rest, known)
     if made is None:
         return known
     with _lock:
@@ -107,42 +153,98 @@ def _bundle_of(
     return made
 
 
-def _made(context: TableContext, way: Way, names: frozenset[str], scans: Sequence[Scan]) -> _Bundle | None:
-    """Returns a bundle of some files; None if one of them no longer exists, which its reader will report."""
-    context.inlined.fetch(scan.filename for scan in scans)
-    paths = [context.objects.local_path(scan.filename) for scan in scans]
+def _made(
+    context: TableContext, scans: Sequence[Scan], rest: Sequence[Scan], known: _Bundle | None
+) -> _Bundle | None:
+    """Returns a bundle of all `scans`: those in the `known` one, and the `rest`.
+
+    Returns None if a file no longer exists, which its reader will report.
+    """
+    inputs = sorted([*rest, *([] if known is None else [known.scan])], key=attrgetter("deletions_till"))
+    context.inlined.fetch(scan.filename for scan in inputs)
+    paths = [context.objects.local_path(scan.filename) for scan in inputs]
     if any(path is None or not path.exists() for path in paths):
         return None
-    rows = joined_rows(filter(None, paths), context.stored_schema, context.properties)
+    listed = dict.fromkeys(one for scan in inputs for one in scan.deletions)
+    deletions = []
+    for scan in inputs:
+        own = {one.deletion_id for one in scan.deletions}
+        # those that the file's keys exclude are tested as well, so that a deletion applies to a run of files
+        deletions.append([d for d in listed if d.deletion_id > scan.deletions_till or d.deletion_id in own])
+    rows = joined_rows(list(filter(None, paths)), deletions, context.stored_schema, context.properties)
     content = encoded(rows, context.stored_schema)
-    digest = blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
+    applied = dict(known.applied) if known else {}
+    for scan in scans:
+        tested = frozenset(one.deletion_id for one in scan.deletions)
+        applied[scan.filename] = tested | applied.get(scan.filename, frozenset())
+    told = "\0".join(f"{name} {sorted(applied[name])}" for name in sorted(applied))
+    digest = blake2b(told.encode(), digest_size=16).hexdigest()
     name = f"{context.table.object_prefix}{INLINED}/{digest}/{BUNDLE}{parquet_suffix(context.schema.version)}"
     context.inlined.add(name, content)
-    low, high = [scan.min_key for scan in scans], [scan.max_key for scan in scans]
+    low, high = [scan.min_key for scan in inputs], [scan.max_key for scan in inputs]
     scan = replace(
         scans[0],
         filename=name,
-        slices=way.slices,
         byte_count=len(content),
-        deletions_till=min(scan.deletions_till for scan in scans),
+        deletions=(),
+        deletions_till=max(scan.deletions_till for scan in inputs),
         min_key=None if None in low else min(filter(None, low)),
         max_key=None if None in high else max(filter(None, high)),
         row_count=None,
     )
-    return _Bundle(scan, names)
+    return _Bundle(scan, applied)
 
 
-def joined_rows(paths: Iterable[Path], schema: Schema, properties: TableProperties) -> pa.Table:
+def _remaining(
+    tables: Sequence[pa.Table], deletions: Sequence[Sequence[Deletion]], schema: Schema
+) -> Sequence[pa.Table]:
+    """Returns the rows of each table that the deletions of the table leave.
+
+    All tables are tested at once, since they are small and a plan for each would cost more than the tests.
+    """
+    places: dict[Deletion, list[Range]] = defaultdict(list)
+    for number, some in enumerate(deletions):
+        for one in some:
+            before = places[one].pop() if places[one] and places[one][-1].max == number else Range(number)
+            places[one].append(Range(before.min, number + 1))
+    if not places or not any(table.num_rows for table in tables):
+        return tables
+    names = dict.fromkeys(
+        [*schema.row_key_names, *(test.field.name for one in places for test in one.conditions)]
+    )
+    place = Field(next(name for n in count() if (name := f"file{n}") not in names), INT)
+    numbers = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
+    rows = pa.concat_tables(tables).select(list(names)).append_column(place.name, pa.array(numbers))
+    session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
+    frame = session.create_dataframe([rows.to_batches()])
+    stays = np.ones(rows.num_rows, bool)
+    # DataFusion takes more than twice as long to plan twice as many conditions
+    for some in portions(places, lambda _: 1, TESTS_MAX):
+        stay = remains(schema, some, lambda one: InRanges(place, tuple(places[one])))
+        found = frame.select(rendered(stay, DATAFUSION).alias("stays")).collect()
+        stays &= np.concatenate([one.column(0).to_numpy(zero_copy_only=False) for one in found])
+    parts = np.split(stays, np.cumsum([table.num_rows for table in tables])[:-1])
+    return [table.filter(pa.array(part)) for table, part in zip(tables, parts, strict=True)]
+
+
+def joined_rows(
+    paths: Iterable[Path],
+    deletions: Sequence[Sequence[Deletion]],
+    schema: Schema,
+    properties: TableProperties,
+) -> pa.Table:
     """Returns the rows of local files that have the columns of `schema`, in the order of the files' rows.
 
-    For a keyed table, only the newest row of each key.
+    `deletions` has the deletions of each file, whose rows are left out. A file of a keyed table has none. For
+    a keyed table, only the newest row of each key is returned.
     """
     columns = with_ids(arrow_schema(schema), schema)
     tables = []
     for path in paths:
         with pq.ParquetFile(path) as file:
-            tables += file.read(schema.names, use_threads=False).to_batches()
-    rows = pa.Table.from_batches([exact(batch.select(schema.names), columns) for batch in tables], columns)
+            batches = file.read(schema.names, use_threads=False).select(schema.names).to_batches()
+        tables.append(pa.Table.from_batches([exact(batch, columns) for batch in batches], columns))
+    rows = pa.concat_tables(_remaining(tables, deletions, schema))
     descending = newest_first(properties) if is_keyed(properties) else ()
     order = sort_indices(rows, schema.row_key_names if descending else schema.key_names, descending)
     rows = (rows if order is None else rows.take(order)).combine_chunks()

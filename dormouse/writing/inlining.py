@@ -235,19 +235,20 @@ def with_joined(
 ) -> tuple[list[str], list[Sequence[Deletion]]]:
     """Returns the places of a job's inputs and the deletions of each, with one file for many inlined inputs.
 
-    The file is written to the folder. It has the rows of the inlined files without deletions that have the
-    table's present columns.
+    The file is written to the folder. It has the rows that deletions leave of the inlined files that have the
+    table's present columns. Files with deletions of a keyed table stay apart.
     """
     paths: dict[int, Path] = {}
     for number, item in enumerate(job.inputs):
-        is_alike = is_inlined(item.filename) and not deletions[number]
+        is_alike = is_inlined(item.filename) and not (deletions[number] and is_keyed(context.properties))
         if is_alike and schema_version_of(item.filename) == context.schema.version:
             path = context.objects.local_path(item.filename)
             paths |= {} if path is None else {number: path}
     if len(paths) < JOINED_MIN:
         return list(places), list(deletions)
     joined = folder / f"joined{parquet_suffix(context.schema.version)}"
-    rows = joined_rows(paths.values(), context.stored_schema, context.properties)
+    gone = [deletions[number] for number in paths]
+    rows = joined_rows(paths.values(), gone, context.stored_schema, context.properties)
     joined.write_bytes(encoded(rows, context.stored_schema))
     left = [number for number in range(len(places)) if number not in paths]
     return [str(joined), *(places[n] for n in left)], [(), *(deletions[n] for n in left)]
