@@ -10,6 +10,7 @@ page ends. The wanted keys below it are planned as a query of their own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,9 @@ class Reach:
 
     def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
         self._schema = schema
-        self._known = [(one, one.corners or corners_of(schema, one.ranges)) for one in deletions]
+        ordered = sorted(deletions, key=attrgetter("deletion_id"))
+        self._known = [(one, one.corners or corners_of(schema, one.ranges)) for one in ordered]
+        self._numbers = [one.deletion_id for one in ordered]
 
     def of(
         self,
@@ -55,14 +58,17 @@ class Reach:
         Deletions with numbers up to `till` were checked before. They apply only if they are in `left`, which
         lists those that still match rows of the file.
         """
+        at = bisect_right(self._numbers, till)
+        known = self._known[at:]
+        if left:
+            known = [*(item for item in self._known[:at] if item[0].deletion_id in left), *known]
         spans: list[tuple[str, Range]] = []
-        if self._known and min_key is not None and max_key is not None:
+        if known and min_key is not None and max_key is not None:
             spans = list(_spans(self._schema, min_key, max_key))
         return tuple(
             one
-            for one, corners in self._known
-            if (one.deletion_id > till or one.deletion_id in (left or ()))
-            and (not one.ranges or may_hold(self._schema, min_key, max_key, one.ranges, corners, spans))
+            for one, corners in known
+            if not one.ranges or may_hold(self._schema, min_key, max_key, one.ranges, corners, spans)
         )
 
 
@@ -142,7 +148,7 @@ class Scan:
     partition_id: str
     byte_count: int | None
     deletions: tuple[Deletion, ...] = ()
-    deletions_till: int = 0
+    deletions_till: int = field(default=0, compare=False)
     min_key: bytes | None = field(default=None, compare=False, repr=False)
     max_key: bytes | None = field(default=None, compare=False, repr=False)
     gone: GoneRows | None = field(default=None, compare=False, repr=False)
@@ -334,11 +340,7 @@ def plan(page: Page, references: Iterable[Sequence[Any]], deletions: Sequence[De
         is_read, file = False, found[0]
         gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
         for group, scan in planner.scans(found):
-            scans[group].append(
-                replace(scan, deletions=gone, deletions_till=file.deletions_till, row_count=None)
-                if gone
-                else scan
-            )
+            scans[group].append(replace(scan, deletions=gone, row_count=None) if gone else scan)
             is_read = True
         files, pruned = files + is_read, pruned + (not is_read)
         size = file.byte_count or 0
@@ -515,6 +517,7 @@ def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...], row_count: int 
         file.byte_count,
         min_key=file.min_key,
         max_key=file.max_key,
+        deletions_till=file.deletions_till,
         row_count=row_count,
     )
 
