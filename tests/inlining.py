@@ -48,6 +48,7 @@ def inlining(request: pytest.FixtureRequest) -> Iterator[None]:
     TableProperties.model_rebuild(force=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundles, "FILES_MIN", 2)
+        patch.setattr(bundles, "TESTS_MAX", 2)
         patch.setattr(writing, "JOINED_MIN", 2)
         yield
     field.default = before

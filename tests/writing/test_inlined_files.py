@@ -308,6 +308,68 @@ def test_a_bundle_has_no_rows_of_removed_or_deleted_files(
     assert table.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 13}]
 
 
+def test_a_bundle_is_made_again_after_many_deletions_and_not_read_at_earlier_moments(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    monkeypatch.setattr(bundles, "TESTS_MAX", 2)
+    table.set_properties(history_retention_seconds=3_600)
+    for key in range(8):
+        table.ingest(rows(key, value=str(key)))
+    assert keys_of(table) == list(range(8))
+    cut, gone = table.history.record_cut(), set[int]()
+    for key in range(4):
+        table.delete({"key": key})
+    for _ in range(2):
+        assert keys_of(table) == [4, 5, 6, 7]
+    table.restore(cut)
+    assert keys_of(table) == list(range(8))
+    wheres = {1: {"key": 1}, 4: {"value": "4"}, 6: {"key": dm.Range(6, 7)}, 2: {"value": "2"}}
+    for key, where in wheres.items():
+        table.delete(where)
+        gone.add(key)
+        for _ in range(2):
+            assert keys_of(table) == sorted({*range(8)} - gone)
+        table.ingest(rows(key, value=str(key)))
+        assert keys_of(table) == sorted({*range(8)} - gone | {key})
+        table.delete({"key": key})
+        assert keys_of(table) == sorted({*range(8)} - gone)
+    assert table.query(as_of=cut).read_all().column("key").to_pylist() == list(range(8))
+    assert keys_of(table) == [0, 3, 5, 7]
+    table.delete({"key": dm.Range(0, 8)})
+    assert keys_of(table) == []
+    assert table.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 0}]
+    table.restore(cut)
+    assert keys_of(table) == list(range(8))
+
+
+def test_a_bundle_of_a_narrow_query_has_not_all_deletions(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    table.ingest(rows(0, 9))
+    table.delete({"key": 9})
+    table.ingest(rows(1, 9, value="new"))
+    few = table.query({"key": dm.Range(0, 5)}).read_all()
+    assert few.column("key").to_pylist() == [0, 1]
+    assert table.query().read_all().to_pylist()[1:] == rows(1, 9, value="new").to_pylist()
+
+
+def test_a_deletion_of_other_files_does_not_reach_newer_rows_of_a_bundle(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    table.ingest(rows(3, 4))
+    table.compact(full=True)
+    table.ingest(rows(5, 6))
+    table.delete({"key": 3})
+    table.ingest(rows(3))
+    assert keys_of(table) == [3, 4, 5, 6]
+    table.delete({"key": 5})
+    assert keys_of(table) == [3, 4, 6]
+    assert table.sql("select key from t order by key").read_all().column("key").to_pylist() == [3, 4, 6]
+
+
 def test_a_dropped_table_leaves_no_content(instance: Instance, table: Table) -> None:
     table.ingest(rows(1))
     number = table.context.table.table_id

@@ -170,7 +170,7 @@ def _place(schema: Schema, scan: Scan) -> tuple[Any, ...]:
     first = schema.row_keys[0].name
     return (
         not scan.deletions,
-        scan.deletions_till,
+        scan.deletions_till if scan.deletions else 0,
         min((start_of(one.enclosing(first)) for one in scan.slices), default=()),
     )
 
