@@ -219,6 +219,17 @@ def test_inlined_files_are_split_like_others(instance: Instance) -> None:
     assert not any(map(is_inlined, table.context.store.partition_to_filenames()))
 
 
+def test_an_ingest_after_a_split_of_this_process_adds_to_the_new_leaves(instance: Instance) -> None:
+    table = new_table(instance, split_threshold_rows=10, split_min_rows=2)
+    table.ingest(rows(*range(20)))
+    table.split()
+    table.ingest(rows(1, 19))
+    leaves = {leaf.partition_id for leaf in table.context.partitions.leaves()}
+    references = list(table.context.store.file_references())
+    assert len(references) == 4
+    assert {reference.partition_id for reference in references} == leaves
+
+
 @pytest.mark.parametrize("change", ["'x'", "overlay(content placing 'xyz'::bytea from 50)"])
 def test_a_check_finds_damaged_content(instance: Instance, table: Table, change: str) -> None:
     table.ingest(rows(1))
