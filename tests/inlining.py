@@ -36,8 +36,8 @@ SUITES = {
 
 def also_inlined(metafunc: pytest.Metafunc) -> None:
     """Runs the tests of the suites twice: with objects, and with inlined files."""
-    if metafunc.module.__name__.rpartition(".")[2] in SUITES and "inlining" not in metafunc.fixturenames:
-        metafunc.fixturenames.append("inlining")
+    is_suite = metafunc.module.__name__.rpartition(".")[2] in SUITES
+    if is_suite and not metafunc.definition.get_closest_marker("objects"):
         metafunc.parametrize("inlining", [0, INLINED_BYTES], ids=["objects", "inlined"], indirect=True)
 
 
@@ -53,24 +53,26 @@ def _without_inlining(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Catalog, "create", created)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def inlining(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes new tables inline small files or not, and lets any two inlined files be joined."""
+    """Makes new tables inline small files or not, by the parameter and the mark `objects`.
+
+    In the suites, any two inlined files are joined.
+    """
+    bytes_max = getattr(request, "param", None)
     with pytest.MonkeyPatch.context() as patch:
-        if not request.param:
+        if bytes_max == 0 or request.node.get_closest_marker("objects"):
             _without_inlining(patch)
-        patch.setattr(bundles, "FILES_MIN", 2)
-        patch.setattr(writing, "JOINED_MIN", 2)
+        if bytes_max:
+            patch.setattr(bundles, "FILES_MIN", 2)
+            patch.setattr(writing, "JOINED_MIN", 2)
         yield
 
 
-def _objects(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes new tables write objects in tests and modules with the mark `objects`."""
+@pytest.fixture(scope="module", autouse=True)
+def objects_of_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Makes new tables write objects in fixtures of modules with the mark `objects`."""
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("objects"):
             _without_inlining(patch)
         yield
-
-
-objects_of_module = pytest.fixture(_objects, scope="module", autouse=True)
-objects_of_test = pytest.fixture(_objects, autouse=True)
