@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema, exact, with_ids
-from dormouse.data.leaf_sorter import sort_indices
 from dormouse.data.newest import first_of_keys
 from dormouse.model.file_reference import INLINED, is_inlined
 from dormouse.model.schema import Schema
@@ -137,6 +136,8 @@ def joined_rows(paths: Iterable[Path], schema: Schema, properties: TableProperti
 
     For a keyed table, only the newest row of each key.
     """
+    from dormouse.data.leaf_sorter import sort_indices  # it loads the library of sketches
+
     columns = with_ids(arrow_schema(schema), schema)
     tables = []
     for path in paths:
