@@ -34,7 +34,7 @@ from dormouse.state.commits import committer
 from tests.aws_server import aws_server
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
-from tests.inlining import also_inlined, inlining  # noqa: F401 a fixture
+from tests.inlining import also_inlined, inlining, objects_of_module  # noqa: F401 fixtures
 from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
 from tests.support.api import Instance, Table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.api import shown
@@ -24,7 +25,7 @@ from dormouse.state.files.shapes import SchemaChange
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
-from dormouse.state.history.history import TableStatus, status_of
+from dormouse.state.history.history import History, TableStatus, status_of
 from dormouse.state.history.moments import position_of
 from dormouse.state.partitions import PartitionStore
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from dormouse.reading.sql.views import LiveFile
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import DeleteWhere, Where
-    from dormouse.state.history.history import History
     from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions import SmallPair
     from dormouse.writing.compaction import CompactionReport
@@ -118,8 +118,6 @@ class Table(Container):
     @property
     def history(self) -> History:
         """The table's past: its epochs, and the lineage of its partitions."""
-        from dormouse.state.history.history import History
-
         return History(self.context, self._tables.check_writable)
 
     @property
@@ -303,16 +301,18 @@ class Table(Container):
         """
         return self._tables.count(self.reading, where, as_of, verify)
 
-    def live_files(self, as_of: When | None = None) -> list[LiveFile]:
+    def live_files(
+        self, as_of: When | None = None, inlined_to: str | PathLike[str] | None = None
+    ) -> list[LiveFile]:
         """Returns the Parquet files that hold the table's rows, now or at a moment, to read without Dormouse.
 
-        Each has a `path`, and if some of its rows are not the table's, a `condition` in SQL to read with. The
-        files exist for at least `gc_delay_seconds`, even when compacted. Raises `InvalidQuery` if no SQL
-        condition can select the rows, `InvalidCut` and `CutExpired`.
+        Each has a `path`, and a `condition` in SQL if not all rows count. They exist for `gc_delay_seconds`
+        or longer. Files in the database are copied to `inlined_to`, a folder or S3 URL. Raises `InvalidQuery`
+        without it, or if no condition can select the rows; `InvalidCut` and `CutExpired`.
         """
         from dormouse.reading.sql.views import live_files
 
-        return live_files(self.reading, as_of)
+        return live_files(self.reading, as_of, inlined_to)
 
     def sql(
         self,

@@ -249,10 +249,12 @@ class Milestones:
         Returns False if the store has a milestone of this number from another database.
         """
         fields = {"milestone_id": uuid, "made": written_now()}
-        with suppress(ObjectAlreadyExists):
+        try:
             self._objects.put(milestone_name(number, milestone), json.dumps(fields).encode())
-        if self.id_of(number, milestone) != uuid:
-            return False
+        except ObjectAlreadyExists:
+            with suppress(ObjectNotFound):  # a process that gave a later milestone deleted it meanwhile
+                if self.id_of(number, milestone) != uuid:
+                    return False
         earlier = [each for each in seen.milestones if each < (number, milestone)]
         self._objects.delete([milestone_name(*each) for each in earlier])
         return True

@@ -187,11 +187,11 @@ class TableProperties(BaseModel):
         "writes one file, to which each leaf has a reference",
     )
     inline_bytes_max: int = Option(
-        0,
+        65_536,
         ge=0,
         le=1024 * 1024,
-        description="e.g. 65536: an ingest whose files have at most this many bytes each keeps them in the "
-        "database until they are compacted; 0: none does",
+        description="an ingest whose files have at most this many bytes each keeps them in the database "
+        "until they are compacted; 0: every ingest writes objects",
     )
     inline_total_bytes_max: int = Option(
         64 * 1024 * 1024,

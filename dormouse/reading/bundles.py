@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema, exact, with_ids
 from dormouse.data.datafusion_session import sorted_session
-from dormouse.data.leaf_sorter import sort_indices
 from dormouse.data.newest import first_of_keys
 from dormouse.model.file_reference import INLINED, is_inlined
 from dormouse.model.loops import portions
@@ -238,6 +237,8 @@ def joined_rows(
     `deletions` has the deletions of each file, whose rows are left out. A file of a keyed table has none. For
     a keyed table, only the newest row of each key is returned.
     """
+    from dormouse.data.leaf_sorter import sort_indices  # it loads the library of sketches
+
     columns = with_ids(arrow_schema(schema), schema)
     tables = []
     for path in paths:

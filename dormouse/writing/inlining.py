@@ -152,6 +152,11 @@ def _leaves_of(context: TableContext) -> LeafLookup:
     return known.lookup
 
 
+def forget_leaves(table: TableRecord) -> None:
+    """Makes the next ingest of this process look up the leaves of a table, which have changed."""
+    _leaves.pop(table.uuid, None)
+
+
 def inlined_name(table: TableRecord, schema_version: int) -> Callable[[str], str]:
     """Returns a function that names the inlined file of one ingest with rows of a partition."""
     prefix = f"{table.object_prefix}{INLINED}/{uuid.uuid4().hex}/0-"

@@ -43,6 +43,7 @@ from dormouse.objects.store import ObjectStore
 from dormouse.state.context import TableContext
 from dormouse.state.partitions import SmallPair, rows_to_merge, rows_to_split
 from dormouse.writing.compaction import RunsJobs, compact
+from dormouse.writing.inlining import forget_leaves
 
 # The rows that the files of a leaf have within its region: how many, and where to divide them.
 
@@ -240,6 +241,7 @@ def _divide(context: TableContext, partition_id: str, one_key: list[str]) -> Div
     except PartitionNotActive:
         logger.debug("partition %s was divided or merged by another process", partition_id)
         return None
+    forget_leaves(context.table)
     return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
 
 
@@ -394,5 +396,6 @@ def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[Me
     except TableBusy as error:
         errors.append(str(error))
         return []
+    forget_leaves(context.table)
     context.partitions.settle(pair.marks)
     return [MergedPartitions((pair.left_id, pair.right_id), leaf.partition_id)]

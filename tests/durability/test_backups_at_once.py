@@ -151,6 +151,7 @@ def test_commit_requests_in_a_backup_are_applied_after_its_restore(
             assert instance.table("t").query().read_all().num_rows == 3
 
 
+@pytest.mark.objects
 def test_objects_are_copied_in_a_safe_order(
     instance: Instance, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

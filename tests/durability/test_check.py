@@ -28,10 +28,10 @@ def objects(tmp_path: Path) -> Path:
     return tmp_path / "objects"
 
 
-def test_an_intact_instance_has_no_problems(lake: Instance, objects: Path) -> None:
+def test_an_intact_instance_has_no_problems(lake: Instance) -> None:
     lake.create_table("empty", SCHEMA)
     report = lake.check(deep=True)
-    sizes = [(objects / name).stat().st_size for name in names(lake)]
+    sizes = [lake.table("t").context.objects.size(name) for name in names(lake)]
     assert (report.tables, report.files, report.bytes) == (2, 5, sum(sizes))
     assert report.problems == ()
     assert lake.check(table="t").tables == 1
@@ -48,6 +48,7 @@ def test_checking_an_unknown_table_raises(lake: Instance) -> None:
         lake.check(table="nothing")
 
 
+@pytest.mark.objects
 def test_a_lost_object_is_found(lake: Instance, objects: Path) -> None:
     name = names(lake)[0]
     (objects / name).unlink()
@@ -59,6 +60,7 @@ def test_a_lost_object_is_found(lake: Instance, objects: Path) -> None:
     assert {problem.filename for problem in lake.check().problems} == {name, other}
 
 
+@pytest.mark.objects
 def test_an_object_of_another_size_is_found(lake: Instance, objects: Path) -> None:
     path = objects / names(lake)[0]
     path.write_bytes(path.read_bytes()[:-10])
@@ -104,6 +106,7 @@ def test_files_of_callers_names_are_checked(lake: Instance, objects: Path) -> No
     assert (problem.kind, problem.filename) == ("object_missing", "mine/b.parquet")
 
 
+@pytest.mark.objects
 def test_a_lost_row_of_a_file_is_found(lake: Instance) -> None:
     name = names(lake)[0]
     match lake.table("t").layout:
@@ -153,6 +156,7 @@ def test_a_lost_job_is_found(lake: Instance) -> None:
     assert (problem.kind, problem.partition_id) == ("totals", leaf)
 
 
+@pytest.mark.objects
 def test_a_lost_row_of_a_table_is_found_by_its_objects(lake: Instance, objects: Path) -> None:
     query(lake._supplier, "delete from tables")
     assert problem_kinds(lake) == {"object_unknown"}
@@ -180,6 +184,7 @@ def test_a_removal_that_did_not_happen_is_found(lake: Instance) -> None:
     assert "totals" in problem_kinds(lake)
 
 
+@pytest.mark.objects
 def test_the_command_reports_problems_and_fails(
     cli: Callable[..., tuple[int, str, str]], lake: Instance, dsn: str, objects: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_lost_partition_is_reported(dsn: str, tmp_path: Path) -> None:
                 work(instance)
 
 
+@pytest.mark.objects
 def test_a_lost_row_of_an_epoch_is_reported(dsn: str, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, url) as instance:

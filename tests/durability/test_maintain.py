@@ -71,6 +71,7 @@ def a_day_passes(instance: Instance) -> None:
     query(instance._supplier, "update instance_round set ended_at = ended_at - interval '25 hours'")
 
 
+@pytest.mark.objects
 def test_all_tables_are_maintained_despite_a_failing_one(tmp_path: Path) -> None:
     reported: list[str] = []
     with dm.local(tmp_path / "lake") as instance:
@@ -238,6 +239,7 @@ def command(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.objects
 def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:

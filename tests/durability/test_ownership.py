@@ -134,6 +134,7 @@ def test_an_adopted_copy_is_writable_and_the_former_owner_is_not(
             instance.table("t").ingest(pa.table({"key": [6]}))
 
 
+@pytest.mark.objects
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [0, 6])
 def test_each_deletion_checks_ownership_first(

@@ -211,6 +211,21 @@ def test_a_table_of_an_older_schema_works_after_migration(
     assert_totals_exact(table)
 
 
+def test_tables_from_before_inlining_was_the_default_write_objects(empty_dsn: str, tmp_path: Path) -> None:
+    found = read_migrations(MIGRATIONS)
+    for one in found[: next(one.version for one in found if one.name == "inline_by_default") - 1]:
+        shutil.copy(MIGRATIONS / f"{one}.sql", tmp_path)
+    with closing(ConnectionSupplier(empty_dsn)) as supplier:
+        migrate(supplier, tmp_path)
+        catalog = Catalog(supplier, WriteAttempts(supplier, open_store(tmp_path / "objects")))
+        catalog.create("old", OF_KEYS, TableProperties())
+        catalog.create("chosen", OF_KEYS, TableProperties(inline_bytes_max=1_000))
+        migrate(supplier)
+        catalog.create("new", OF_KEYS, TableProperties())
+        limits = {table.name: table.properties.inline_bytes_max for table in catalog.tables()}
+    assert limits == {"old": 0, "chosen": 1_000, "new": 65_536}
+
+
 def assert_totals_exact(table: TableContext) -> None:
     remembered = table.store.totals.read()
     query(table.supplier, "delete from watermark where table_id = %s and purpose = 'totals'", key(table))

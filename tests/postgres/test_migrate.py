@@ -163,7 +163,7 @@ def test_a_migration_waits_for_running_work_and_holds_up_no_other(
         busy.execute("select from dormouse.animal")
         with (
             monkeypatch.context() as patch,
-            pytest.raises(InstanceError, match=r"^migration 0003_tails: for "),
+            pytest.raises(InstanceError, match=r"^migration 0003_tails: it could not lock "),
         ):
             patch.setattr(sys.modules["dormouse.postgres.migrate"], "ALONE_SECONDS_MAX", 0)
             migrate(empty_dsn, folder)

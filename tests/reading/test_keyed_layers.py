@@ -378,6 +378,7 @@ def test_a_deleted_row_of_a_small_file_hides_older_rows_unless_it_is_erased(
     assert _values(table, instance) == [*rows[:5], *([rows[5]] if erases else []), 1, *rows[7:]]
 
 
+@pytest.mark.objects
 @pytest.mark.parametrize("newest_by", [None, "v"])
 def test_small_files_are_read_once_for_all_parts_of_a_group(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, newest_by: str | None

@@ -16,6 +16,8 @@ from tests.flipped_bits import damage, flipped, path_of, written
 from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
 
+pytestmark = pytest.mark.objects
+
 SCHEMA = OF_K_AND_TEXTS
 FLIPS = 40
 HOW: list[dict[str, Any]] = [{}, {"where": {"k": 7}}, {"descending": True}, {"limit": 1}]

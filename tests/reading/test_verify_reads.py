@@ -22,6 +22,8 @@ from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 from tests.support.reading import Interruption
 from tests.support.verbs import functions
 
+pytestmark = pytest.mark.objects
+
 SCHEMA = Schema(
     [Field("k", LONG)], values=[Field("v", DOUBLE, nullable=True), Field("s", STRING, nullable=True)]
 )

@@ -36,9 +36,9 @@ def table(instance: Instance) -> Table:
     return made
 
 
-def read_by_duckdb(table: Table, as_of: Any = None) -> list[tuple[Any, ...]]:
+def read_by_duckdb(table: Table, copies: Path, as_of: Any = None) -> list[tuple[Any, ...]]:
     found = []
-    for file in table.live_files(as_of):
+    for file in table.live_files(as_of, inlined_to=copies):
         where = f" where {file.condition}" if file.condition else ""
         found += duckdb.execute(f"select * from read_parquet(?){where}", [file.path]).fetchall()
     return sorted(found)
@@ -113,7 +113,7 @@ def test_a_handle_does_not_read_a_new_table_with_its_old_name(instance: Instance
 
 
 @pytest.mark.slow
-def test_other_handles_follow_a_changed_aggregate_or_filter(instance: Instance) -> None:
+def test_other_handles_follow_a_changed_aggregate_or_filter(instance: Instance, tmp_path: Path) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("n", dm.LONG), dm.Field("time", dm.LONG)])
     table = instance.create_table("t", schema)
     for _ in range(2):
@@ -135,11 +135,11 @@ def test_other_handles_follow_a_changed_aggregate_or_filter(instance: Instance) 
             with pytest.raises(InvalidQuery, match="alone do not show its rows"):
                 handles[5].live_files()
         else:
-            assert len(handles[5].live_files()) == 2
+            assert len(handles[5].live_files(inlined_to=tmp_path / "copies")) == 2
 
 
 @pytest.mark.slow
-def test_live_files_give_the_rows_without_dormouse(table: Table) -> None:
+def test_live_files_give_the_rows_without_dormouse(table: Table, tmp_path: Path) -> None:
     """DuckDB reads the files with the conditions, after splits and deletions and at other moments."""
 
     def expected(as_of: Any = None) -> list[tuple[Any, ...]]:
@@ -147,19 +147,19 @@ def test_live_files_give_the_rows_without_dormouse(table: Table) -> None:
 
     assert all(
         file.condition is None and Path(file.path).stat().st_size == file.byte_count
-        for file in table.live_files()
+        for file in table.live_files(inlined_to=tmp_path)
     )
-    assert read_by_duckdb(table) == expected()
+    assert read_by_duckdb(table, tmp_path) == expected()
     cut = table.history.record_cut()
     table.partitions.scale([one.partition_id for one in table.partitions.leaves()][:1], [("k", 250)])
     table.split()
     table.delete({"name": ["n1", None]})
     table.delete({"k": dm.Range(240, 260)})
-    assert any(file.condition for file in table.live_files())
-    assert read_by_duckdb(table) == expected() != expected(cut)
-    assert read_by_duckdb(table, cut) == expected(cut)
+    assert any(file.condition for file in table.live_files(inlined_to=tmp_path))
+    assert read_by_duckdb(table, tmp_path) == expected() != expected(cut)
+    assert read_by_duckdb(table, tmp_path, cut) == expected(cut)
     table.compact()
-    assert read_by_duckdb(table) == expected()
+    assert read_by_duckdb(table, tmp_path) == expected()
 
 
 def test_live_files_are_refused_if_conditions_cannot_give_the_rows(instance: Instance, table: Table) -> None:

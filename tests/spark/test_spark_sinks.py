@@ -77,6 +77,7 @@ def test_a_write_into_a_folder_does_not_end_another_write(
         assert keys(instance.table("t")) == list(range(20))
 
 
+@pytest.mark.objects
 def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from tests.support.commits import AddFiles
 from tests.support.reading import arrow_schema
 from tests.support.writing import open_source, write_leaves
 
+pytestmark = pytest.mark.objects
+
 LATE: list[Row] = [
     {"k": 0, "s": "z", "t": 1, "i": 8, "note": "late", "f": 0.5, "d": Decimal("2.25")},
     {"k": 9, "s": "e", "t": 1, "i": None, "note": "last", "f": None, "d": None},

@@ -19,6 +19,8 @@ from tests.support.state import TableContext
 from tests.support.writing import compact, merge_sorted, run_compaction
 from tests.support.writing import ingest_in_process as ingest
 
+pytestmark = pytest.mark.objects
+
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {
     "compaction_strategy": "basic", "compaction_batch_files": 2, "compaction_attempts_max": 2,

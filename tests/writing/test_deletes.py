@@ -371,6 +371,7 @@ def test_a_statement_reads_files_with_a_hundred_sets_of_deletions(instance: Inst
     assert len(scans) > SCANS_MAX >= len(list(read_together(SCHEMA, scans)))
 
 
+@pytest.mark.objects
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_deletion_during_a_job_hides_its_rows_but_not_those_of_a_running_ingest(
     instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch

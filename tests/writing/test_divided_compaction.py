@@ -191,6 +191,7 @@ def test_damage_is_named_and_nothing_is_left(new_table: NewTable) -> None:
     assert len(list(table.store.file_references())) == 2
 
 
+@pytest.mark.objects
 def test_an_input_that_vanishes_during_the_merge_fails_the_job(instance: Instance) -> None:
     """DataFusion reads a missing file like a file without rows."""
     table = keyed(instance)

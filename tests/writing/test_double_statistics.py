@@ -48,6 +48,7 @@ def bounded(path: Path) -> set[str]:
     }
 
 
+@pytest.mark.objects
 def test_ingested_and_compacted_files_have_no_bounds_of_doubles(table: dm.Table, tmp_path: Path) -> None:
     table.compact()
     files = list((tmp_path / "objects" / "data").rglob("*.parquet"))

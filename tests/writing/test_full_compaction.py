@@ -15,6 +15,7 @@ from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
 
 
+@pytest.mark.objects
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_full_compaction_makes_one_file_of_each_leaf(instance: Instance, layout: str) -> None:
     table = keyed(
@@ -124,6 +125,7 @@ def test_a_full_compaction_drops_marks_of_deletion_in_a_single_file(instance: In
     assert (seen(table, instance), has_marks(table)) == ({4: 0, 5: 2, 7: 0, 8: 0, 9: 0}, False)
 
 
+@pytest.mark.objects
 @pytest.mark.parametrize(("seconds", "is_left"), [(None, True), (3_600.0, True), (0.0, False)])
 def test_a_full_compaction_keeps_marks_that_may_hide_older_rows(
     instance: Instance, seconds: float | None, is_left: bool

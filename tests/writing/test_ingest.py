@@ -333,6 +333,7 @@ def test_ctrl_c_while_ingesting_leaves_nothing(table: TableContext, temporary: P
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.objects
 def test_ctrl_c_just_after_the_commit_keeps_the_committed_rows(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +348,7 @@ def test_ctrl_c_just_after_the_commit_keeps_the_committed_rows(
     check_holds(table, flights(100))
 
 
+@pytest.mark.objects
 def test_an_attempt_that_expired_commits_nothing(new_flights: NewTable) -> None:
     table = new_flights(attempt_expiry_seconds=0)
 
@@ -358,6 +360,7 @@ def test_an_attempt_that_expired_commits_nothing(new_flights: NewTable) -> None:
     check_untouched(table)
 
 
+@pytest.mark.objects
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_commit_with_unknown_outcome_is_looked_up(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, committed: bool

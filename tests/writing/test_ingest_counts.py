@@ -21,6 +21,8 @@ from dormouse.writing import parquet_file
 from tests.support.state import TableContext
 from tests.support.writing import ingest_in_process as ingest
 
+pytestmark = pytest.mark.objects
+
 
 @pytest.fixture(params=["one_file_per_leaf", "one_reference_per_leaf"])
 def table(

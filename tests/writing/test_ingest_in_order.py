@@ -21,6 +21,8 @@ from tests.support.model import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from tests.support.state import TableContext
 from tests.support.writing import ingest_in_process as ingest
 
+pytestmark = pytest.mark.objects
+
 KINDS = {
     "int": (INT, pa.array(range(-500, 500), pa.int32())),
     "long": (LONG, pa.array(range(-(1 << 40), -(1 << 40) + 1_000), pa.int64())),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import psycopg
 import pyarrow as pa
 import pytest
@@ -172,8 +173,38 @@ def test_a_lost_answer_of_the_database_adds_the_rows_once(
 
 def test_live_files_names_the_file_that_it_cannot_give(table: Table) -> None:
     table.ingest(rows(1))
-    with pytest.raises(InvalidQuery, match=r"inlined/.* is in the database until it is compacted"):
+    advice = (
+        r"inlined/.* is in the database until it is compacted: .*inlined_to=.* or call compact\(full=True\)"
+    )
+    with pytest.raises(InvalidQuery, match=advice):
         table.live_files()
+    table.compact(full=True)
+    assert len(table.live_files()) == 1
+
+
+def test_live_files_copies_inlined_files_once_where_it_is_told(instance: Instance, tmp_path: Path) -> None:
+    table = new_table(instance, history_retention_seconds=900)
+    table.ingest(rows(1, 2, 3))
+    table.ingest(rows(4))
+    table.delete({"key": 2})
+    copies, cut = tmp_path / "copies", table.history.record_cut()
+
+    def read(**how: Any) -> list[int]:
+        selects = [
+            f"select key from '{file.path}' where {file.condition or 'true'}"
+            for file in table.live_files(inlined_to=copies, **how)
+        ]
+        found = duckdb.sql(" union all ".join(selects)).fetchall()
+        return sorted(key for (key,) in found)
+
+    assert read() == [1, 3, 4]
+    written = {path: path.stat().st_mtime_ns for path in copies.glob("*.parquet")}
+    assert len(written) == 2
+    table.ingest(rows(5))
+    table.compact(full=True)
+    assert read() == [1, 3, 4, 5]
+    assert read(as_of=cut) == [1, 3, 4]
+    assert written == {path: path.stat().st_mtime_ns for path in copies.glob("*.parquet")}
 
 
 def test_inlined_files_are_split_like_others(instance: Instance) -> None:
@@ -186,6 +217,17 @@ def test_inlined_files_are_split_like_others(instance: Instance) -> None:
     table.compact(full=True)
     assert keys_of(table) == list(range(40))
     assert not any(map(is_inlined, table.context.store.partition_to_filenames()))
+
+
+def test_an_ingest_after_a_split_of_this_process_adds_to_the_new_leaves(instance: Instance) -> None:
+    table = new_table(instance, split_threshold_rows=10, split_min_rows=2)
+    table.ingest(rows(*range(20)))
+    table.split()
+    table.ingest(rows(1, 19))
+    leaves = {leaf.partition_id for leaf in table.context.partitions.leaves()}
+    references = list(table.context.store.file_references())
+    assert len(references) == 4
+    assert {reference.partition_id for reference in references} == leaves
 
 
 @pytest.mark.parametrize("change", ["'x'", "overlay(content placing 'xyz'::bytea from 50)"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +13,14 @@ import pyarrow as pa
 
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.transform import Transform, quoted
-from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.errors import InvalidQuery, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.region import KeyRanges
 from dormouse.model.schema import is_as_stored
 from dormouse.model.table import VERSIONS, is_keyed
 from dormouse.objects.names import schema_version_of
-from dormouse.objects.store import ObjectStore
+from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
 from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import every, in_slices, remains, rendered_unless_all
@@ -47,19 +49,24 @@ class LiveFile:
     byte_count: int
 
 
-def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFile]:
+def live_files(
+    context: TableContext, as_of: When | None = None, inlined_to: str | os.PathLike[str] | None = None
+) -> list[LiveFile]:
     """Returns the files that contain the table's rows, now or at another moment, each file once.
 
     Each has the SQL condition, on columns of the file, for the rows to read. If a row was ingested several
-    times, the files contain it as many times. Raises `InvalidQuery` if no condition can select the rows: for
-    tables that merge or hide rows, and for files that were written before the table's columns changed.
+    times, the files contain it as many times. Inlined files are copied to the folder or S3 URL `inlined_to`,
+    unless they are there. Raises `InvalidQuery` for inlined files without it, and if no condition can select
+    the rows: for tables that merge or hide rows, and for files that were written before the table's columns
+    changed.
     """
     then, at = at_moment(context, as_of)
+    copies = None if inlined_to is None else open_store(inlined_to)
 
     def listed(then: TableContext) -> list[LiveFile]:
         _check_plain(then)
         [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
-        return [_live_file(then, scan) for group in plan.groups for scan in group]
+        return [_live_file(then, scan, copies) for group in plan.groups for scan in group]
 
     return on_current(context, listed) if at is None else listed(then)
 
@@ -80,26 +87,37 @@ def _check_plain(context: TableContext) -> None:
         )
 
 
-def _live_file(context: TableContext, scan: Scan) -> LiveFile:
-    schema, objects = context.schema, context.objects
+def _live_file(context: TableContext, scan: Scan, copies: ObjectStore | None) -> LiveFile:
+    schema, objects, name = context.schema, context.objects, scan.filename
     written = context.stored_schema.as_written(schema_version_of(scan.filename))
     if not is_as_stored(written, schema):
         raise InvalidQuery(
             f"file {scan.filename!r} of table {context.table.name!r} was written before its columns were "
             "changed: compact the table, or read it by query, sql or instance.duckdb()"
         )
-    if is_inlined(scan.filename):
-        raise InvalidQuery(
-            f"file {scan.filename!r} of table {context.table.name!r} is in the database until it is "
-            "compacted: compact all files of the table, or read it by query, sql or instance.duckdb()"
-        )
+    if is_inlined(name):
+        if copies is None:
+            raise InvalidQuery(
+                f"file {name!r} of table {context.table.name!r} is in the database until it is compacted: "
+                "name a folder or S3 URL for copies of such files, as in live_files(inlined_to='./copies'), "
+                "or call compact(full=True) first"
+            )
+        objects, name = copies, _copied(objects, name, copies)
     counts = every([in_slices(schema, scan.slices), remains(schema, scan.deletions)])
-    path = objects.local_path(scan.filename)
+    path = objects.local_path(name)
     return LiveFile(
-        objects.uri(scan.filename) if path is None else str(path),
+        objects.uri(name) if path is None else str(path),
         rendered_unless_all(counts, DUCKDB),
         scan.byte_count or 0,
     )
+
+
+def _copied(objects: ObjectStore, name: str, copies: ObjectStore) -> str:
+    """Copies an inlined file, whose content never changes, unless it was copied; returns the copy's name."""
+    copy = "-".join(name.split("/")[-2:])
+    with suppress(ObjectAlreadyExists):
+        copies.put(copy, objects.get(name))
+    return copy
 
 
 # Queries of one table, which is identified by its context, even if it is renamed meanwhile.

@@ -35,6 +35,8 @@ from tests.support.settings import load_settings
 from tests.support.state import TableContext, WriteAttempt
 from tests.support.writing import commit_files, run_compaction
 
+pytestmark = pytest.mark.objects
+
 SCHEMA = OF_KEYS
 MERGE_PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
 JOBS = 40

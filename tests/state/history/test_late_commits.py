@@ -265,6 +265,7 @@ def test_a_commit_to_a_forgotten_partition_is_refused_by_name(table: TableContex
     assert FileChecks(table.store.own).problems() == []
 
 
+@pytest.mark.objects
 def test_partitions_of_a_running_writer_are_not_forgotten(
     new_table: NewTable,
 ) -> None:

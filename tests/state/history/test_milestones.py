@@ -19,7 +19,13 @@ from dormouse.durability import ownership
 from dormouse.durability.incarnations import records
 from dormouse.durability.ownership import Milestones
 from dormouse.embedded.postgres import extract
-from dormouse.errors import InstanceIsACopy, InstanceReadOnly, InstanceTakenOver, ObjectStoreError
+from dormouse.errors import (
+    InstanceIsACopy,
+    InstanceReadOnly,
+    InstanceTakenOver,
+    ObjectAlreadyExists,
+    ObjectStoreError,
+)
 from dormouse.objects.folder import FolderStore
 from tests.embedded import postmaster
 from tests.standard import OF_KEYS
@@ -85,6 +91,7 @@ def snapshot(dsn: str) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_database_restored_to_an_earlier_state_is_a_copy(
     tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +182,31 @@ def test_a_crash_between_the_two_steps_of_a_milestone_makes_no_copy(
     with dm.connect(dsn, url) as instance:
         assert keys(instance) == [1, 2]
         add(instance, 3)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_milestone_that_a_later_one_replaces_at_once_was_written(
+    dsn: str, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_there: bool
+) -> None:
+    """Another process closes, and so passes the next milestone, right after this one has put its own."""
+    put = FolderStore.put
+    with made(dsn, url) as other:
+        instance = dm.connect(dsn, url)
+        add(instance, 1)
+        before = milestone(url)
+
+        def overtaken(store: FolderStore, name: str, data: bytes) -> None:
+            monkeypatch.setattr(FolderStore, "put", put)
+            put(store, name, data)
+            add(other, 2)
+            other._ownership.advance(last=True)
+            if is_there:
+                raise ObjectAlreadyExists(name)
+
+        monkeypatch.setattr(FolderStore, "put", overtaken)
+        instance.close()
+        assert caplog.text == ""
+        assert records(open_store(url)).milestones == ((1, before + 2),)
 
 
 @pytest.mark.slow

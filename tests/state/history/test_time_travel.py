@@ -157,6 +157,7 @@ def test_a_collection_between_plan_and_read_is_an_error(instance: Instance) -> N
         pass
 
 
+@pytest.mark.objects
 def test_a_lost_file_is_not_reported_as_collected(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     add(table, 0)
