@@ -5,7 +5,6 @@ Rows of the last key of a sorted stream are held back, so that an interrupted qu
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,11 +105,11 @@ class KeyedScans:
         name = self.schema.row_keys[0].name
         wanted = united([part for scan in self.scans for part in scan.slices]).enclosing(name)
         for batch in batches:
-            keys, start, end = batch.column(name).to_pylist(), 0, batch.num_rows
+            keys, start, end = batch.column(name).to_numpy(), 0, batch.num_rows
             if wanted.min is not None:
-                start = (bisect_left if wanted.min_inclusive else bisect_right)(keys, wanted.min)
+                start = int(keys.searchsorted(wanted.min, "left" if wanted.min_inclusive else "right"))
             if wanted.max is not None:
-                end = (bisect_right if wanted.max_inclusive else bisect_left)(keys, wanted.max)
+                end = int(keys.searchsorted(wanted.max, "right" if wanted.max_inclusive else "left"))
             if start < end:
                 yield batch.slice(start, end - start)
 
