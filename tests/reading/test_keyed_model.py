@@ -291,6 +291,7 @@ def _any_row(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.objects  # joins of inlined files have code of their own
 @pytest.mark.parametrize("fault", [_forgetful, _unmerged, _by_the_commit, _any_row])
 def test_planted_faults_are_found(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
