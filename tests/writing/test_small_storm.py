@@ -19,6 +19,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import CutExpired, ObjectNotFound, QueryOvertaken
+from tests.runners import EXPIRE_LEASE
 from tests.storming import PATIENCE_SECONDS, Workers
 from tests.support.api import Table
 from tests.support.state import LAYOUTS
@@ -31,7 +32,8 @@ WORKER = dedent("""
     from dormouse.errors import (
         FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
     )
-    from tests.storming import hurry
+    from tests.runners import EXPIRE_LEASE
+from tests.storming import hurry
     from tests.writing.test_small_storm import INGESTS_MAX, KEYS, keys_of, rows_of
 
     hurry()
@@ -190,6 +192,8 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, *, kills: bo
         notes = Notes(folder)
         found = read(table, 0)
         check(found, notes, notes)
+        with table.context.supplier.connection() as conn:  # killed processes leave jobs
+            conn.execute(EXPIRE_LEASE, [table.context.table.table_id])
         while table.compact(engine="local", full=True).jobs_run:
             assert same(read(table, 1), found)
         assert same(read(table, 0), found)
