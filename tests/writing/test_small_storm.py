@@ -32,8 +32,7 @@ WORKER = dedent("""
     from dormouse.errors import (
         FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
     )
-    from tests.runners import EXPIRE_LEASE
-from tests.storming import hurry
+    from tests.storming import hurry
     from tests.writing.test_small_storm import INGESTS_MAX, KEYS, keys_of, rows_of
 
     hurry()
