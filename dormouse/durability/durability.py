@@ -186,7 +186,7 @@ class Durability:
             return {cooling.KIND: self.cool_payloads}
 
         # each collection does this too, but a round leaves out tables without garbage
-        tidying = {
+        tidying: dict[str, Callable[[], object]] = {
             "log of removals": lambda: removal_log.roll(self._supplier),
             "dropped tables": self.attempts.collect_abandoned,
         }

@@ -148,9 +148,8 @@ def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
 
     The time depends on the table's properties and on the holds.
     """
-    before: datetime = run_lookup(
-        supplier, rows_of(_whole("before"), kept_of(table)), operation="find holds"
-    )[0][0]
+    work = rows_of(_whole("before"), kept_of(table))
+    before: datetime = run_lookup(supplier, work, operation="find holds")[0][0]
     return before
 
 

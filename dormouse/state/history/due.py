@@ -76,15 +76,14 @@ def due_kinds(supplier: Supplier, tables: Sequence[TableRecord]) -> Iterator[fro
 def _pairs(supplier: Supplier, tables: Sequence[TableRecord]) -> list[tuple[int, Kind]]:
     """Returns the table's id and the kind, for each kind that may have work."""
     own = "\n    union all\n".join(map(_own, tables))
+    statement = sql.SQL(_DUE.replace("{own}", own))
     rows = [_values(table) for table in tables]
-    values = {name: [row[name] for row in rows] for name in rows[0]}
+    values: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    values["interval_seconds"] = INTERVAL_SECONDS
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
         # prepared, its plans would stay in the memory of the session
-        statement = sql.SQL(_DUE.replace("{own}", own))  # type: ignore[arg-type]
-        return fetched(
-            conn.execute(statement, {**values, "interval_seconds": INTERVAL_SECONDS}, prepare=False)
-        )
+        return fetched(conn.execute(statement, values, prepare=False))
 
     return run_lookup(supplier, work, operation="look for due tables")
 
