@@ -1,0 +1,240 @@
+"""The question which tables have work for maintenance: a table that it leaves out has none, in any history."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import DormouseError
+from dormouse.state.history.due import KINDS, Kind, due_kinds
+from tests.standard import OF_K_AND_NUMBERS
+from tests.stored import query
+from tests.support.api import Instance, Table
+from tests.support.state import LAYOUTS
+
+HOUR = 3_600.0
+DAY = 24 * HOUR
+FREE = {
+    "watermark": ["till", "looked_at", "version"],
+    "tables": ["collected_till"],
+    "incarnation": ["milestone", "milestone_id", "passed_at", "passed_in"],
+}
+"""The columns that a round without work may change."""
+
+
+def kinds_due(table: Table) -> frozenset[Kind]:
+    [kinds] = due_kinds(table.context.supplier, [table.context.table])
+    return kinds
+
+
+def work_of(table: Table) -> dict[Kind, Callable[[], object]]:
+    """Returns the work of a round of maintenance by its kind."""
+
+    def merge() -> None:
+        if table.properties.merge_threshold_rows is not None:
+            table.merge()
+
+    def collect() -> None:
+        if "cut" not in kinds_due(table):  # else it first records a cut
+            table.history.apply_retention()
+        table.collect_garbage()
+
+    return {
+        "cut": table.history.record_if_due,
+        "split": table.split,
+        "merge": merge,
+        "compaction": table.compact,
+        "collection": collect,
+    }
+
+
+def everything(instance: Instance) -> dict[str, set[Any]]:
+    """Returns all rows of the instance's PostgreSQL tables, without the free columns, and its objects."""
+    names = query(
+        instance._supplier,
+        "select relname from pg_class c join pg_namespace n on n.oid = relnamespace "
+        "where nspname = 'dormouse' and relkind in ('r', 'p') and not relispartition",
+    )
+    found = {"objects": set(instance._objects.list("data/"))}
+    for (name,) in names:
+        if name == "ended_job":  # a thread lists ingests there later
+            continue
+        free = FREE.get(name, [])
+        # a round that did nothing is recorded, too
+        some = "where error is not null or given_up > 0" if name == "last_round" else ""
+        rows = query(
+            instance._supplier, f"select (to_jsonb(t) - %s::text[])::text from dormouse.{name} t {some}", free
+        )
+        found[name] = {row for (row,) in rows}
+    return found
+
+
+def let_pass(instance: Instance, seconds: float) -> None:
+    """Makes all stored times older, as if `seconds` had passed."""
+    columns = query(
+        instance._supplier,
+        "select c.oid::regclass::text, array_agg(attname) from pg_class c join pg_attribute a on attrelid = c.oid "
+        "where relnamespace = 'dormouse'::regnamespace and relkind in ('r', 'p') and not relispartition "
+        "and atttypid = 'timestamptz'::regtype and not attisdropped and attgenerated = '' group by 1",
+    )
+    for table, names in columns:
+        older = ", ".join(f"{name} = {name} - make_interval(secs => {seconds})" for name in names)
+        query(instance._supplier, f"update {table} set {older} returning 1")
+
+
+def check(instance: Instance, table: Table) -> frozenset[Kind]:
+    """Asserts that the kinds of work that are not due do nothing; returns those that are due."""
+    due, before = kinds_due(table), everything(instance)
+    for kind, work in work_of(table).items():
+        if kind not in due:
+            work()
+            after = everything(instance)
+            changed = {name: after[name] ^ before[name] for name in after}
+            assert not any(changed.values()), f"{kind} is not due, but has work: {dict((n, c) for n, c in changed.items() if c)}"
+    return due
+
+
+class Life:
+    """A random life of a table, with all that can give maintenance work."""
+
+    def __init__(self, instance: Instance, seed: int) -> None:
+        self.instance = instance
+        self.chance = random.Random(seed)
+        self.table = instance.create_table(
+            "t",
+            OF_K_AND_NUMBERS,
+            layout=self.chance.choice(LAYOUTS),
+            properties=dm.TableProperties(
+                compaction_batch_files=3,
+                split_threshold_rows=30,
+                split_min_rows=2,
+                merge_threshold_rows=self.chance.choice([None, 15]),
+                inline_bytes_max=self.chance.choice([0, 65_536]),
+                keep=self.chance.choice(["every_row", "newest_row"]),
+            ),
+        )
+        self.cuts = 0
+
+    def step(self) -> str:
+        """Does something; what fails, such as a restore to a lost moment, has done its part."""
+        steps = [
+            *[self.ingest] * 6, *[self.passes] * 4, *[self.maintain] * 4, *[self.part] * 3, self.delete,
+            self.properties, self.cut, self.drop_cut, self.consumer, self.restore, self.attempt, self.lease,
+            self.hold, self.truncate, self.convert, self.fail, self.erase, self.reshape,
+        ]  # fmt: skip
+        step = self.chance.choice(steps)
+        with suppress(DormouseError):
+            step()
+        return step.__name__
+
+    def ingest(self) -> None:
+        rows = self.chance.randint(1, 12)
+        keys = [self.chance.randint(0, 100) for _ in range(rows)]
+        once = {"ingest_id": f"i{self.chance.random()}"} if self.chance.random() < 0.3 else {}
+        self.table.ingest({"k": keys, "v": [self.chance.randint(0, 9) for _ in keys]}, **once)
+
+    def passes(self) -> None:
+        let_pass(self.instance, self.chance.choice([60.0, 0.6 * HOUR, 2 * HOUR, 25 * HOUR, 8 * DAY]))
+
+    def maintain(self) -> None:
+        self.instance.maintain(once=True)
+
+    def part(self) -> None:
+        self.chance.choice(list(work_of(self.table).values()))()
+
+    def delete(self) -> None:
+        lowest = self.chance.randint(0, 100)
+        self.table.delete(self.chance.choice([{"k": (lowest, lowest + 5)}, {"v": lowest % 10}, dm.ALL]))
+
+    def properties(self) -> None:
+        choices: dict[str, list[Any]] = {
+            "gc_delay_seconds": [0.0, 60.0],
+            "history_retention_seconds": [60.0, HOUR, DAY],
+            "attempt_expiry_seconds": [60.0, DAY],
+            "compaction_strategy": ["basic", "size_ratio"],
+            "compaction_batch_files": [2, 5],
+            "split_threshold_rows": [10, 100],
+            "merge_threshold_rows": [None, 40],
+            "inline_bytes_max": [0, 65_536],
+            "inline_seconds_max": [1.0, HOUR],
+            "inline_total_bytes_max": [1, 65_536],
+            "deletions_max": [1, 100],
+        }
+        name = self.chance.choice(sorted(choices))
+        self.table.set_properties(**{name: self.chance.choice(choices[name])})
+
+    def cut(self) -> None:
+        self.cuts += 1
+        self.table.history.record_cut(self.chance.choice([None, f"c{self.cuts}"]))
+
+    def drop_cut(self) -> None:
+        self.table.history.drop_cut(self.chance.choice([*self.table.history.cuts(), "none"]))
+
+    def consumer(self) -> None:
+        if self.chance.random() < 0.5:
+            self.table.consumer("reader")
+        else:
+            self.table.drop_consumer("reader")
+
+    def restore(self) -> None:
+        self.table.restore(self.chance.choice([*self.table.history.cuts(), "none"]))
+
+    def attempt(self) -> None:
+        """Leaves a write attempt of a dead writer, with an object."""
+        context = self.table.context
+        attempt = context.attempts.begin(context.table, loads=True)
+        self.instance._objects.put(attempt.object_name("root"), b"of a dead writer")
+
+    def lease(self) -> None:
+        """Leaves the jobs of a dead process."""
+        self.table.context.jobs.create()
+        self.table.context.jobs.take(2)
+
+    def hold(self) -> None:
+        query(
+            self.instance._supplier,
+            "insert into hold (holder, since, until) values (%s, clock_timestamp(), "
+            "clock_timestamp() + interval '15 minutes') returning 1",
+            f"backup {self.chance.random()}",
+        )
+
+    def truncate(self) -> None:
+        self.table.history.truncate(self.chance.choice([*self.table.history.cuts(), "none"]))
+
+    def convert(self) -> None:
+        self.table.convert_layout(self.chance.choice(LAYOUTS))
+
+    def fail(self) -> None:
+        query(
+            self.instance._supplier,
+            "update last_round set error = 'failed', failures = 1, failing_since = clock_timestamp() "
+            "where kind = %s returning 1",
+            self.chance.choice(["compaction", "split", "merge", "collection"]),
+        )
+
+    def erase(self) -> None:
+        self.table.erase({"k": self.chance.randint(0, 100)}, wait_seconds=0)
+
+    def reshape(self) -> None:
+        name = f"c{self.chance.randint(0, 999)}"
+        self.table.add_column(dm.Field(name, dm.LONG, nullable=True))
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))])
+def test_work_that_is_not_due_does_nothing_in_any_life_of_a_table(instance: Instance, seed: int) -> None:
+    life, steps, idle = Life(instance, seed), list[str](), 0
+    for _ in range(40):
+        steps.append(life.step())
+        try:
+            idle += not check(instance, life.table)
+        except AssertionError:
+            print(life.table.layout, life.table.properties, steps)
+            raise
+    print(f"idle {idle} times", steps)
