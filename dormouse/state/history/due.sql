@@ -103,10 +103,16 @@ select g.table_id, array(
             offset 0
         )
     ) as changed, (
-        -- these are enough if all are in one leaf
-        select count(*) >= g.files_min or min(added_at) < clock_timestamp() - make_interval(secs => g.old_seconds)
-            or sum(octet_length(content)) >= g.bytes_max
-        from {file_content}
+        -- as if all were in one leaf
+        select count(*) >= g.files_min or min(c.added_at) < clock_timestamp() - make_interval(secs => g.old_seconds)
+            or sum(octet_length(c.content)) >= g.bytes_max
+        from {file_content} c
+        cross join lateral (
+            select from {file_reference} r
+            where uuid_hash(r.file_id) = uuid_hash(c.file_id) and r.file_id = c.file_id and r.partition_id <> ''
+                and r.job_id is null
+            offset 0
+        ) r
     ) as has_inlined, exists ({ready_for_gc}) as has_garbage
 from given g
 where g.table_id = {table_id}

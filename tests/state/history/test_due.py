@@ -34,6 +34,10 @@ def kinds_due(table: Table) -> frozenset[Kind]:
     return kinds
 
 
+def id_of(table: Table) -> int:
+    return table.context.table.table_id
+
+
 def work_of(table: Table) -> dict[Kind, Callable[[], object]]:
     """Returns the work of a round of maintenance by its kind."""
 
@@ -241,3 +245,96 @@ def test_work_that_is_not_due_does_nothing_in_any_life_of_a_table(instance: Inst
             print(life.table.layout, life.table.properties, steps)
             raise
     print(f"idle {idle} times", steps)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_table_at_rest_is_due_only_once_a_day(instance: Instance, layout: str) -> None:
+    table = instance.create_table("t", OF_K_AND_NUMBERS, layout=layout)
+    for number in range(4):
+        table.ingest({"k": [number], "v": [0]})
+    assert kinds_due(table) == {"cut", "split", "compaction", "collection"}
+    assert instance.maintain(once=True).tables_idle == 0
+    assert kinds_due(table) == {"split", "compaction"}  # because of the compaction
+    instance.maintain(once=True)
+    assert kinds_due(table) == set()
+    let_pass(instance, HOUR)
+    assert kinds_due(table) == {"cut"}
+    instance.maintain(once=True)
+    for _ in range(2):
+        assert kinds_due(table) == set()
+        assert instance.maintain(once=True).tables_idle == 1
+        let_pass(instance, 0.9 * DAY)
+        assert kinds_due(table) == set()
+        let_pass(instance, 0.2 * DAY)
+        assert kinds_due(table) >= {"split", "compaction", "collection"}
+        instance.maintain(once=True)
+        instance.maintain(once=True)
+
+
+def at_rest(instance: Instance, name: str, **properties: Any) -> Table:
+    """Returns a table with rows and without work."""
+    table = instance.create_table(name, OF_K_AND_NUMBERS, properties=dm.TableProperties(**properties))
+    table.ingest({"k": list(range(100)), "v": [0] * 100})
+    for _ in range(2):
+        instance.maintain(once=True)
+    assert not kinds_due(table)
+    return table
+
+
+def test_new_criteria_make_a_table_due(instance: Instance) -> None:
+    table = at_rest(instance, "t")
+    for changes, kind in (
+        ({"compaction_batch_files": 5}, "compaction"),
+        ({"split_threshold_rows": 5_000}, "split"),
+        ({"merge_threshold_rows": 1_000}, "merge"),
+    ):
+        table.set_properties(**changes)
+        assert kinds_due(instance.table("t")) == {kind}
+        instance.maintain(once=True)
+        assert not kinds_due(instance.table("t"))
+
+
+def test_inlined_files_are_due_when_they_are_old_many_or_large(instance: Instance) -> None:
+    table = at_rest(instance, "t", inline_bytes_max=65_536, compaction_batch_files=3)
+    assert query(instance._supplier, f"select count(*) from dormouse.file_content_{id_of(table)}") == [(1,)]
+    let_pass(instance, HOUR + 1)
+    assert "compaction" in kinds_due(table)
+    instance.maintain(once=True)
+    instance.maintain(once=True)
+    table.ingest({"k": [1], "v": [0]})
+    instance.maintain(once=True)
+    assert "compaction" not in kinds_due(table)
+    table.set_properties(inline_total_bytes_max=2)
+    assert "compaction" in kinds_due(instance.table("t"))
+
+
+def test_a_transaction_that_commits_after_a_look_makes_its_table_due(instance: Instance, dsn: str) -> None:
+    table, other = at_rest(instance, "t"), at_rest(instance, "other")
+    with psycopg.connect(dsn) as conn:
+        conn.execute(
+            f"insert into dormouse.file_reference_{id_of(table)} (table_id, partition_id, file_id, filename, row_count, "
+            f"count_approximate, only_contains_data_for_this_partition) select {id_of(table)}, partition_id, "
+            f"gen_random_uuid(), 'late', 1, false, true from dormouse.file_reference_{id_of(table)}"
+        )
+        for each in (table, other):
+            for work in work_of(each).values():
+                work()
+        assert [*due_kinds(instance._supplier, [each.context.table for each in (table, other)])] == [set()] * 2
+        conn.commit()
+    let_pass(instance, HOUR)
+    assert kinds_due(table) == {"cut", "split", "compaction", "collection"}
+    assert not kinds_due(other)
+
+
+def test_tables_beside_a_dropped_or_converted_one_count_as_due(instance: Instance) -> None:
+    tables = [at_rest(instance, name) for name in "abc"]
+    records = [table.context.table for table in tables]
+    instance.rename_table("a", "d")
+    assert [*due_kinds(instance._supplier, records)] == [set()] * 3
+    tables[1].convert_layout("salted_counts")
+    assert [*due_kinds(instance._supplier, records)] == [KINDS] * 3
+    instance.maintain(once=True)
+    records = [table.context.table for table in instance.tables()]
+    assert [*due_kinds(instance._supplier, records)] == [set()] * 3
+    instance.drop_table("c")
+    assert [*due_kinds(instance._supplier, records)] == [KINDS] * 3
