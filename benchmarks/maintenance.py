@@ -79,7 +79,9 @@ def _server_seconds(folder: Path) -> float:
     server = psutil.Process(int(path.read_text().splitlines()[0]))
     ended = server.cpu_times()
     running = [each.cpu_times() for each in (server, *server.children())]
-    return sum(each.user + each.system for each in running) + ended.children_user + ended.children_system
+    return float(
+        sum(each.user + each.system for each in running) + ended.children_user + ended.children_system
+    )
 
 
 BENCHMARK = Benchmark(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
+from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.compaction_jobs import CompactionJob
@@ -11,11 +12,13 @@ from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.due import KINDS, Kind, due_kinds
 from dormouse.state.history.moments import record_cut
 from dormouse.state.partitions import PartitionStore
 from dormouse.state.trees import TreeCache, tree_problems
 
 __all__ = [
+    "KINDS",
     "LAYOUTS",
     "Catalog",
     "Commit",
@@ -23,11 +26,14 @@ __all__ = [
     "Erasure",
     "FileChecks",
     "FileReferenceStore",
+    "Kind",
     "PartitionStore",
     "TableContext",
     "TreeCache",
     "WriteAttempt",
     "WriteAttempts",
+    "due_kinds",
     "record_cut",
+    "removal_log",
     "tree_problems",
 ]
