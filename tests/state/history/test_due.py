@@ -355,7 +355,7 @@ WAITING = {
         ("insert into dirty_partition (table_id, purpose, partition_id) values (1, 'splits', 'root')", True),
         ("insert into dirty_partition (table_id, purpose, partition_id) values (1, 'pushes', 'root')", True),
         ("update last_round set error = 'failed', failing_since = now() where kind = 'split'", True),
-        ("update watermark set whole_at = clock_timestamp() - interval '25 hours' where purpose = 'splits'", True),
+        (f"update watermark set whole_at = {LONG_AGO} where purpose = 'splits'", True),
     ],
     "compaction": [
         ("insert into dirty_partition (table_id, purpose, partition_id) values (1, 'jobs', 'root')", True),
@@ -382,7 +382,11 @@ WAITING = {
             f"values (1, gen_random_uuid(), 'p', {LONG_AGO})",
             True,
         ),
-        ("insert into write_attempt (table_id, attempt_id, object_prefix) values (1, gen_random_uuid(), 'p')", False),
+        (
+            "insert into write_attempt (table_id, attempt_id, object_prefix) "
+            "values (1, gen_random_uuid(), 'p')",
+            False,
+        ),
         (
             "insert into applied_commit (table_id, commit_key, commit_id, expires_at) "
             f"values (1, gen_random_uuid(), 'c', {LONG_AGO})",
