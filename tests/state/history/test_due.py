@@ -398,6 +398,16 @@ WAITING = {
             False,
         ),
         (f"update file_1 set unreferenced_at = {LONG_AGO}", False),  # it has a reference
+        (
+            "insert into file_1 (table_id, file_id, filename, unreferenced_at) "
+            f"values (1, gen_random_uuid(), 'f', {LONG_AGO})",
+            True,
+        ),
+        (
+            "insert into file_1 (table_id, file_id, filename, unreferenced_at) "
+            "values (1, gen_random_uuid(), 'f', clock_timestamp())",
+            False,
+        ),
         (f"update cut set recorded_at = {LONG_AGO}", True),
         ("insert into difference (table_id, partition_id, filename, detail) values (1, '', '', 'd')", True),
         (
