@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
-from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.compaction_jobs import CompactionJob
@@ -34,6 +33,5 @@ __all__ = [
     "WriteAttempts",
     "due_kinds",
     "record_cut",
-    "removal_log",
     "tree_problems",
 ]

@@ -12,10 +12,11 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import DormouseError
+from dormouse.state.files import removal_log
 from tests.standard import OF_K_AND_NUMBERS
 from tests.stored import query
 from tests.support.api import Instance, Table
-from tests.support.state import KINDS, LAYOUTS, Kind, due_kinds, removal_log
+from tests.support.state import KINDS, LAYOUTS, Kind, due_kinds
 
 HOUR = 3_600.0
 DAY = 24 * HOUR
