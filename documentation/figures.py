@@ -42,6 +42,7 @@ JSON object.
 | `sql` | the speed of SQL (TPC-H and other statements), compared with DuckDB on files of the same rows |
 | `concurrency` | the look-ups of 100 clients of the query service while a table is written and maintained |
 | `scale` | the time and memory of maintenance as a table grows to millions of references |
+| `maintenance` | the processor time of a round of maintenance over 500 tables without work |
 | `peers` | the commits per second to one table, compared with DuckLake, delta-rs and PyIceberg |
 | `changes` | the time of deletes and upserts, compared with DuckLake, delta-rs and PyIceberg |
 | `small` | the one-row commits per second, compared with DuckLake, delta-rs and PyIceberg, and what they cost readers |

@@ -185,8 +185,13 @@ class Durability:
         def hourly() -> Mapping[str, Callable[[], object]]:
             return {cooling.KIND: self.cool_payloads}
 
+        # each collection does this too, but a round leaves out tables without garbage
+        tidying: dict[str, Callable[[], object]] = {
+            "log of removals": lambda: removal_log.roll(self._supplier),
+            "dropped tables": self.attempts.collect_abandoned,
+        }
         maintainer = Maintainer(
-            self._supplier, tables, each_day, hourly, tell, after_cycle, compacts=compacts
+            self._supplier, tables, tidying, each_day, hourly, tell, after_cycle, compacts=compacts
         )
         try:
             maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)

@@ -1,8 +1,9 @@
 """The maintenance of an instance in a folder or on the user's servers; a deployed instance has schedules.
 
 For one table after another, maintenance records a cut of the history, splits, merges, compacts, applies the
-retention and collects garbage. Once a day it does work of the whole instance, such as the metadata backup. It
-records a failure with the table or the instance, and continues with the other work.
+retention and collects garbage. It skips tables that have no such work. Once a day it does work of the whole
+instance, such as the metadata backup. It records a failure with the table or the instance, and continues with
+the other work.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.lease import SessionLock, restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.state.files.attempts import NO_TABLE
+from dormouse.state.history.due import KINDS, Kind, due_kinds
 from dormouse.state.partitions import REST_SECONDS
 
 if TYPE_CHECKING:
@@ -136,6 +139,8 @@ class Maintained(Protocol):
     @property
     def properties(self) -> TableProperties: ...
     @property
+    def context(self) -> Any: ...
+    @property
     def history(self) -> Any: ...
     def split(self) -> Any: ...
     def merge(self, *, rest_seconds: float) -> Any: ...
@@ -148,6 +153,7 @@ class Maintained(Protocol):
 class Maintenance:
     """The totals of all maintenance that a process has done.
 
+    - `tables_idle`: how often a table was skipped, because it had no work.
     - `failures`: the last 100 failures, one line each.
     - `one_key_partitions`: a line for each of the last 100 full leaves that cannot be split, because all
       their rows have one key.
@@ -158,6 +164,7 @@ class Maintenance:
     partitions_merged: int = 0
     jobs_run: int = 0
     files_deleted: int = 0
+    tables_idle: int = 0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
     one_key_partitions: list[str] = field(default_factory=list)
@@ -166,14 +173,16 @@ class Maintenance:
 class Maintainer:
     """A maintainer of the tables that `tables` returns.
 
-    Once a day it runs the work that `daily` returns, and once an hour the work that `hourly` returns. Without
-    `compacts`, it leaves splits, merges and compactions to another program.
+    With each collection of garbage it runs `tidying`, once a day the work that `daily` returns, and once an
+    hour the work that `hourly` returns. Without `compacts`, it leaves splits, merges and compactions to
+    another program.
     """
 
     def __init__(
         self,
         supplier: Supplier,
         tables: Callable[[], Sequence[Maintained]],
+        tidying: Mapping[str, Callable[[], object]],
         daily: Callable[[], Mapping[str, Callable[[], object]]],
         hourly: Callable[[], Mapping[str, Callable[[], object]]],
         tell: Callable[[str], object] = lambda line: None,
@@ -187,9 +196,11 @@ class Maintainer:
         self._rounds = InstanceRounds(supplier)
         self._alone: SessionLock | None = None
         self._tables = tables
+        self._tidying = tidying
         self._due = [(DAY_SECONDS, daily), (HOUR_SECONDS, hourly)]
         self._tell = tell
-        self._collected_at: dict[str, float] = {}
+        self._collected_at: dict[int, float] = {}
+        """The time of the last collection of each table, and of the last tidying."""
         self.done = Maintenance()
 
     def run(self, stop: threading.Event, *, once: bool = False, cycle_seconds: float = CYCLE_SECONDS) -> None:
@@ -210,23 +221,43 @@ class Maintainer:
 
     def _cycle(self, stop: threading.Event, *, all_is_due: bool) -> None:
         self._try("leases", lambda: restart_leases(self._supplier))
-        for table in self._tables():
+        tables = self._tables()
+        self._check_alone()  # also if no table has work
+        records = [table.context.table for table in tables]
+        for table, record, kinds in zip(tables, records, due_kinds(self._supplier, records), strict=True):
             if stop.is_set():
                 return
-            self._table(table, all_is_due=all_is_due)
+            if kinds & self._wanted(record.table_id, all_is_due=all_is_due):
+                self._table(table, record.table_id, all_is_due=all_is_due)
+            else:
+                self.done.tables_idle += 1
+        if self._collects(NO_TABLE, all_is_due=all_is_due):
+            for kind, work in self._tidying.items():
+                self._try(kind, work)
+            self._collected_at[NO_TABLE] = time.monotonic()
         for seconds, rounds in self._due:
             for kind, work in rounds().items():
                 if not stop.is_set() and self._rounds.is_due(kind, seconds):
                     self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
-    def _table(self, table: Maintained, *, all_is_due: bool) -> None:
+    def _wanted(self, table_id: int, *, all_is_due: bool) -> frozenset[Kind]:
+        """Returns the kinds of work that this process would do for a table now."""
+        left_out: set[Kind] = set() if self._compacts else {"split", "merge", "compaction"}
+        if not self._collects(table_id, all_is_due=all_is_due):
+            left_out.add("collection")
+        return KINDS - left_out
+
+    def _collects(self, table_id: int, *, all_is_due: bool) -> bool:
+        since = time.monotonic() - self._collected_at.get(table_id, float("-inf"))
+        return all_is_due or since >= COLLECTION_SECONDS
+
+    def _table(self, table: Maintained, table_id: int, *, all_is_due: bool) -> None:
         name = table.name  # read once, as each access asks the database
         self._try(f"{name}: cut", table.history.record_if_due)
         if self._compacts:
             self._compact(table, name)
-        since = time.monotonic() - self._collected_at.get(name, float("-inf"))
-        if all_is_due or since >= COLLECTION_SECONDS:
-            self._collected_at[name] = time.monotonic()
+        if self._collects(table_id, all_is_due=all_is_due):
+            self._collected_at[table_id] = time.monotonic()
             self._try(f"{name}: retention", table.history.apply_retention)
             if collected := self._try(f"{name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
@@ -256,8 +287,7 @@ class Maintainer:
         Checks first that this process is still the only one that maintains the instance.
         """
         try:
-            if self._alone is not None:
-                self._alone.check()
+            self._check_alone()
             return work()
         except (InstanceReadOnly, MaintenanceTakenOver):
             raise
@@ -267,6 +297,10 @@ class Maintainer:
             logger.info("%s failed", what, exc_info=True)
             self._note(what, [one_line(error)])
             return None
+
+    def _check_alone(self) -> None:
+        if self._alone is not None:
+            self._alone.check()
 
     def _note_one_key(self, table: str, partition_ids: Sequence[str]) -> None:
         for partition_id in partition_ids:

@@ -179,6 +179,13 @@ class Query:
             text = text.replace(f"{{{name}}}", part.text)
         return replace(self, text=text)
 
+    def with_columns(self, **columns: str) -> Query:
+        """Returns the query as a part of another one, whose columns replace `%(name)s` parameters."""
+        text = self.text.removesuffix(";")
+        for name, column in columns.items():
+            text = text.replace(f"%({name})s", column)
+        return replace(self, text=text)
+
     def literally(self, **values: int | str) -> Query:
         """Returns the query with `{name}` placeholders replaced by literals, for DDL, which takes no
         parameters.

@@ -82,6 +82,16 @@ def rows_to_split(properties: TableProperties) -> int:
     return max(properties.split_threshold_rows, properties.split_min_rows)
 
 
+def split_criteria(properties: TableProperties) -> dict[str, Any]:
+    """Returns the criteria by which leaves are marked to be split."""
+    return {"row_count_min": rows_to_split(properties)}
+
+
+def merge_criteria(properties: TableProperties) -> dict[str, Any]:
+    """Returns the criteria by which pairs of leaves are marked to be merged."""
+    return {"row_count_max": rows_to_merge(properties) or 0}
+
+
 def rows_to_merge(properties: TableProperties) -> int | None:
     """Returns the number of rows below which two leaves are merged, or None if leaves are never merged.
 
@@ -320,7 +330,7 @@ class PartitionStore:
 
         Reads the leaves that have changed since the last look or are marked, and once a day all leaves.
         """
-        values = {"row_count_min": rows_to_split(self._table.properties)}
+        values = split_criteria(self._table.properties)
         return int(self._own.look("splits", values, lambda: _QUERIES["look_for_full_leaves"]))
 
     def full_leaves(self) -> Iterator[FullLeaf]:
@@ -338,7 +348,7 @@ class PartitionStore:
         Returns the number of marked partitions. Reads the same leaves as `look_for_full_leaves`, and the
         partitions above them.
         """
-        values = {"row_count_max": rows_to_merge(self._table.properties) or 0}
+        values = merge_criteria(self._table.properties)
         return int(self._own.look("merges", values, lambda: self._of_pairs("look_for_small_pairs")))
 
     def small_pairs(self) -> Iterator[SmallPair]:

@@ -43,7 +43,7 @@ def test_every_benchmark_offers_json_and_quick(module: str, monkeypatch: pytest.
 def test_the_page_of_figures_names_every_benchmark() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     assert all(f"| `{benchmark.name}` |" in text for benchmark in BENCHMARKS.values())
-    assert len(BENCHMARKS) == 21
+    assert len(BENCHMARKS) == 22
 
 
 def keys_of_plots(benchmark: Benchmark) -> set[str]:

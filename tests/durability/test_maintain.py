@@ -29,6 +29,7 @@ from dormouse.errors import (
     InstanceReadOnly,
     InvalidInput,
     NotAnInstance,
+    TableBusy,
 )
 from tests.standard import OF_KEYS
 from tests.stored import query, wait_until
@@ -106,6 +107,31 @@ def test_compactions_can_be_left_to_another_program(tmp_path: Path) -> None:
         [last] = [one for one in instance.table("a").status().rounds if one.kind == "collection"]
         assert last.error is None
         assert instance.maintain(once=True).jobs_run >= 1
+
+
+def test_tables_without_work_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        for name in ("a", "b", "gone"):
+            fill(instance, name, files=1)
+        instance.maintain(once=True)
+        assert instance.maintain(once=True).tables_idle == 3
+        # objects of a dropped table that the metadata backup kept are deleted, although no table has work
+        instance.drop_table("gone")
+        query(instance._supplier, "delete from hold returning 1")
+        left = set(instance._objects.list("data/"))
+        assert instance.maintain(once=True).tables_idle == 2
+        assert len(set(instance._objects.list("data/"))) < len(left)
+        fill(instance, "c")
+        done = instance.maintain(once=True)
+        assert (done.tables_idle, done.jobs_run, done.failed) == (2, 1, 0)
+
+        def lost(*_: object, **__: object) -> None:
+            raise TableBusy("a lock")
+
+        fill(instance, "d")
+        monkeypatch.setattr("dormouse.state.history.due.run_lookup", lost)
+        done = instance.maintain(once=True)
+        assert (done.tables_idle, done.jobs_run, done.failed) == (0, 1, 0)
 
 
 @pytest.mark.slow

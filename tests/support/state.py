@@ -11,11 +11,13 @@ from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.due import KINDS, Kind, due_kinds
 from dormouse.state.history.moments import record_cut
 from dormouse.state.partitions import PartitionStore
 from dormouse.state.trees import TreeCache, tree_problems
 
 __all__ = [
+    "KINDS",
     "LAYOUTS",
     "Catalog",
     "Commit",
@@ -23,11 +25,13 @@ __all__ = [
     "Erasure",
     "FileChecks",
     "FileReferenceStore",
+    "Kind",
     "PartitionStore",
     "TableContext",
     "TreeCache",
     "WriteAttempt",
     "WriteAttempts",
+    "due_kinds",
     "record_cut",
     "tree_problems",
 ]

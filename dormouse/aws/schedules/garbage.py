@@ -22,6 +22,7 @@ from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.garbage import GarbageCollector, GarbageReport
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.due import Kind, due_kinds
 from dormouse.state.history.retention import apply_retention
 
 KIND = "garbage"
@@ -29,6 +30,9 @@ FAILED_AGAIN_SECONDS = 3_600.0
 """The wait after the failure of a table. Immediate retries would keep the database awake."""
 
 _LAST = "last_table"
+_KINDS: tuple[Kind, ...] = ("cut", "collection")
+"""The kinds of maintenance that a round does."""
+_NOTHING = GarbageReport(0, (), (), 0)
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +78,11 @@ def collect(
     _tidy(supplier, objects)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
-    for table in order:
+    for table, kinds in zip(order, due_kinds(supplier, order), strict=True):
         if seconds_left() <= 0:
             break
-        reports.append((table, *_collect_table(supplier, objects, attempts, table, seconds_left)))
+        has_work = not kinds.isdisjoint(_KINDS)
+        reports.append((table, *_collect_table(supplier, objects, attempts, table, seconds_left, has_work)))
     return _round(order, reports, now())
 
 
@@ -110,9 +115,12 @@ def _collect_table(
     attempts: WriteAttempts,
     table: TableRecord,
     seconds_left: Callable[[], float],
+    has_work: bool,
 ) -> tuple[GarbageReport | None, tuple[int, int]]:
     store = FileReferenceStore(supplier, table)
     try:
+        if not has_work:
+            return _NOTHING, store.orphaned()
         apply_retention(TableContext("", supplier, objects, table))
         collector = GarbageCollector(supplier, store, objects, attempts)
         report = collector.collect(lambda: seconds_left() <= 0, rolls_log=False)
@@ -121,7 +129,7 @@ def _collect_table(
         return report, store.orphaned()
     except TableNotFound:
         logger.info("table %s was dropped meanwhile", table.name)
-        return GarbageReport(0, (), (), 0), (0, 0)
+        return _NOTHING, (0, 0)
     except Exception:
         logger.exception("no garbage of table %s in this round", table.name, extra={"table": table.name})
         return None, (0, 0)

@@ -33,6 +33,7 @@ from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJobs, open_jobs, tables_of_run
 from dormouse.state.files.round_reports import LastRounds, jobs_given_up
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.due import due_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -287,11 +288,12 @@ def _make_jobs(
     waiting = open_jobs(supplier, run_id)
     order = sorted(tables.values(), key=lambda one: one.table_id)
     random.Random(run_id).shuffle(order)  # noqa: S311 no secret
-    for number, table in enumerate(order):
+    for number, (table, kinds) in enumerate(zip(order, due_kinds(supplier, order), strict=True)):
         if time.monotonic() >= until:
             logger.warning("no time to make jobs for %d of %d tables", len(order) - number, len(order))
             return
-        if (room := jobs_max - waiting.get(table.table_id, 0)) > 0:
+        room = jobs_max - waiting.get(table.table_id, 0)
+        if room > 0 and "compaction" in kinds:
             _for_table(table, partial(_make_jobs_of, supplier, table, room))
 
 

@@ -25,6 +25,7 @@ from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.round_reports import LastRounds
+from dormouse.state.history.due import Kind, due_kinds
 from dormouse.state.partitions import REST_SECONDS, PartitionStore, SmallPair, rows_to_merge
 
 KIND = "maintenance"
@@ -32,6 +33,8 @@ PAYLOAD_MARGIN_SECONDS = 30.0
 """The time that the work on payloads leaves before the end of the round."""
 
 _SEEN = "seen"
+_KINDS: tuple[Kind, ...] = ("split", "merge")
+"""The kinds of maintenance that need a list of tables."""
 
 logger = logging.getLogger(__name__)
 
@@ -131,11 +134,12 @@ def _look(
     known = _seen(turn)
     due: list[RunTable] = []
     seen: dict[str, str] = {}
-    for table in Catalog(supplier, WriteAttempts(supplier, objects)).tables():
+    tables = Catalog(supplier, WriteAttempts(supplier, objects)).tables()
+    for table, kinds in zip(tables, due_kinds(supplier, tables), strict=True):
         if seconds_left() <= 0:
             logger.warning("no time to ask all tables for what is to be split")
             return Upkeep(_listed(objects, run_id, due), whole=False, seen={**known, **seen})
-        state = _state(supplier, table)
+        state = None if kinds.isdisjoint(_KINDS) else _state(supplier, table)
         if state is None:
             continue
         seen[str(table.table_id)] = state

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.model.table import REPLACED_ROWS_MAX, ROWS_MAX, TableRecord, is_keyed
+from dormouse.model.table import REPLACED_ROWS_MAX, ROWS_MAX, TableProperties, TableRecord, is_keyed
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.lease import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
@@ -146,6 +146,34 @@ class ReleasedJobs:
     files: int
 
 
+def job_criteria(properties: TableProperties) -> dict[str, Any]:
+    """Returns the criteria by which a table's strategy makes jobs."""
+    # the other files of a batch cannot have more rows than this many times the largest file's
+    others = properties.compaction_batch_files - 1
+    ratio = properties.size_ratio if properties.size_ratio < others else others / 2
+    many, least = ROWS_MAX, ratio
+    if is_keyed(properties):
+        # readers look up each row's key in all other files, so a single file is worth more rewriting
+        ratio = min(ratio, KEYED_SIZE_RATIO_MAX)
+        many, least = REPLACED_ROWS_MAX, KEYED_SIZE_RATIO_MIN
+    return {
+        "strategy": properties.compaction_strategy,
+        "batch_files": properties.compaction_batch_files,
+        "size_ratio": ratio,
+        "many_rows": many,
+        "many_ratio": least,
+    }
+
+
+def inlined_criteria(properties: TableProperties) -> dict[str, Any]:
+    """Returns the criteria by which inlined files get jobs: their number, their age and all their bytes."""
+    return {
+        "files_min": properties.compaction_batch_files,
+        "old_seconds": properties.inline_seconds_max,
+        "bytes_max": properties.inline_total_bytes_max // 2,
+    }
+
+
 class CompactionJobs:
     """The compaction jobs of one table.
 
@@ -170,25 +198,13 @@ class CompactionJobs:
         properties = self._table.properties
         limit = properties.compaction_jobs_max
         limit = limit if jobs_max is None else min(limit, jobs_max)
-        made = self._create_of_inlined(limit, properties.compaction_batch_files) if not full else 0
-        # the other files of a batch cannot have more rows than this many times the largest file's
-        others = properties.compaction_batch_files - 1
-        strategy = "size_ratio" if full else properties.compaction_strategy
-        chosen_by: dict[str, Any] = {
-            "strategy": strategy,
-            "batch_files": properties.compaction_batch_files,
-            "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
-        }
-        many, least = ROWS_MAX, chosen_by["size_ratio"]
-        if is_keyed(properties):
-            # readers look up each row's key in all other files, so a single file is worth more rewriting
-            chosen_by["size_ratio"] = min(chosen_by["size_ratio"], KEYED_SIZE_RATIO_MAX)
-            many, least = REPLACED_ROWS_MAX, KEYED_SIZE_RATIO_MIN
-        chosen_by |= {"many_rows": many, "many_ratio": least}
+        made = self._create_of_inlined(limit, inlined_criteria(properties)["files_min"]) if not full else 0
+        chosen_by = job_criteria(properties)
         if full:
-            chosen_by["size_ratio"] = 0.0  # no file is too large for the others
+            # no file is too large for the others
+            chosen_by |= {"strategy": "size_ratio", "size_ratio": 0.0}
         values = {"jobs_max": limit - made, **_OF_NO_RUN}
-        name = f"create_{strategy}"
+        name = f"create_{chosen_by['strategy']}"
         made += int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
         return made + (self._create_of_inlined(limit - made, 1) if full else 0)
 
@@ -197,12 +213,10 @@ class CompactionJobs:
 
         A leaf gets jobs if it has `files_min` inlined files or an old one, or if the table has many bytes.
         """
-        properties = self._table.properties
         values = {
+            **inlined_criteria(self._table.properties),
             "inlined_files": INLINED_FILES,
             "files_min": files_min,
-            "old_seconds": properties.inline_seconds_max,
-            "bytes_max": properties.inline_total_bytes_max // 2,
             "jobs_max": jobs_max,
             **_OF_NO_RUN,
         }

@@ -45,6 +45,7 @@ class Hold:
 
 
 _QUERIES = load(__package__ or "", "holds")
+DELETABLE = _QUERIES["deletable"]
 
 
 @contextmanager
@@ -147,9 +148,8 @@ def deletable_before(supplier: Supplier, table: TableRecord) -> datetime:
 
     The time depends on the table's properties and on the holds.
     """
-    before: datetime = run_lookup(supplier, rows_of(_whole("before"), _kept(table)), operation="find holds")[
-        0
-    ][0]
+    work = rows_of(_whole("before"), kept_of(table))
+    before: datetime = run_lookup(supplier, work, operation="find holds")[0][0]
     return before
 
 
@@ -160,12 +160,13 @@ def let_go(supplier: Supplier, table: TableRecord) -> datetime | None:
     table was dropped.
     """
     rows = run_transaction(
-        supplier, lambda conn: _after_others(conn, "let_go", _kept(table)), operation="release files"
+        supplier, lambda conn: _after_others(conn, "let_go", kept_of(table)), operation="release files"
     )
     return rows[0][0] if rows else None
 
 
-def _kept(table: TableRecord) -> dict[str, Any]:
+def kept_of(table: TableRecord) -> dict[str, Any]:
+    """Returns the values of the query `DELETABLE`."""
     properties = table.properties
     kept_seconds = max(properties.gc_delay_seconds, properties.files_kept_seconds)
     return {
@@ -176,7 +177,7 @@ def _kept(table: TableRecord) -> dict[str, Any]:
 
 
 def _whole(name: str) -> Query:
-    return _QUERIES[name].including(deletable=_QUERIES["deletable"])
+    return _QUERIES[name].including(deletable=DELETABLE)
 
 
 def is_held(supplier: Supplier, table_id: int, snapshot: str, seconds: float) -> bool:

@@ -87,6 +87,10 @@ It is enough for hundreds of serializable writers.
 logger = logging.getLogger(__name__)
 Purpose = Literal["jobs", "splits", "pushes", "merges"]
 ITS_PARTITION = _WATERMARKS["its_partition"]
+GONE_SINCE = _SHARED_PARTS["gone_since"]
+IS_FRESH = _WATERMARKS["is_fresh"]
+IS_OPEN = _JOBS["is_open"]
+_HOLD = _WATERMARKS["hold"].including(is_fresh=IS_FRESH)
 
 
 def reference_arrays(
@@ -505,7 +509,7 @@ class OwnTables:
         key = {"table_id": self.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
 
         def once(conn: psycopg.Connection[Any]) -> Any:
-            till, epoch, is_fresh = conn.execute(_WATERMARKS["hold"].on(), key).fetchall()[0]
+            till, epoch, is_fresh = conn.execute(_HOLD.on(), key).fetchall()[0]
             if not is_fresh:
                 allow_scans(conn)
             changed = _WATERMARKS["changed" if is_fresh else "everything"]

@@ -4,8 +4,11 @@
 insert into watermark (table_id, purpose)
 values (%(table_id)s, %(purpose)s)
 on conflict (table_id, purpose) do update set version = watermark.version + 1
-returning till::text, epoch,
-    coalesce(whole_at > clock_timestamp() - interval '1 day' and facts = %(facts)s, false) as is_fresh;
+returning till::text, epoch, {is_fresh};
+
+-- name: is_fresh
+-- Part of a query: whether the last look at everything was within a day and with the same criteria.
+coalesce(whole_at > clock_timestamp() - interval '1 day' and facts = %(facts)s, false)
 
 -- name: changed
 -- Part of a look: the partitions to which references were added since the last look, and those that are marked.

@@ -56,6 +56,7 @@ READ_SECONDS = 3_600.0
 A hold is not needed if the files of the read cannot be collected within that time.
 """
 _QUERIES = load(__package__ or "", "moments")
+IS_OLD = _QUERIES["is_old"]
 INTERVAL_SECONDS = 1_800.0
 PAGE_CUTS = 1_000
 
@@ -307,7 +308,8 @@ def record_if_due(context: TableContext, interval_seconds: float = INTERVAL_SECO
 
     If it records one, it first deletes expired cuts.
     """
-    rows = _run(context, "is_due", {"interval_seconds": interval_seconds})
+    query = _QUERIES["is_due"].including(is_old=IS_OLD)
+    rows = context.store.own.rows(query, {"interval_seconds": interval_seconds}, operation="cuts")
     if not rows or not rows[0][0]:
         return None
     _run(context, "forget", {})

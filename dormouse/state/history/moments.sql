@@ -295,11 +295,7 @@ select count(*) from dropped;
 -- name: is_due
 -- Returns whether the last cut is old enough for another, and the table has changed since. A cut with a time in the future was
 -- recorded before the clock was set back, and counts as old.
-select coalesce(
-        l.recorded_at not between clock_timestamp() - make_interval(secs => %(interval_seconds)s)
-            and clock_timestamp() + interval '1 minute',
-        true
-    )
+select {is_old}
     and (
         l.snapshot is null
         or exists (
@@ -321,6 +317,14 @@ left join lateral (
     select recorded_at, snapshot, epoch from cut c where c.table_id = t.table_id order by c.cut_id desc limit 1
 ) l on true
 where t.table_id = %(table_id)s;
+
+-- name: is_old
+-- Part of a query: whether the last cut l, if any, is old enough for another.
+coalesce(
+    l.recorded_at not between clock_timestamp() - make_interval(secs => %(interval_seconds)s)
+        and clock_timestamp() + interval '1 minute',
+    true
+)
 
 -- name: forget
 -- Deletes cuts without names that are no longer held and can no longer be read, but not the last one.

@@ -130,6 +130,7 @@ def touched(context: TableContext, restore: PastRestore) -> tuple[list[str], Del
 
 
 _QUERIES = load(__package__ or "", "retention")
+CANDIDATES = _QUERIES["candidates"]
 
 
 @dataclass(frozen=True, slots=True)
