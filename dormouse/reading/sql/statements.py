@@ -7,7 +7,7 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -31,7 +31,7 @@ from dormouse.reading.sql.damage import check_after
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.explanations import explanation, with_nulls, without_files
 from dormouse.reading.sql.firsts import Enough, KnownRows, first_files, has_all_rows, known_rows, sure_rows
-from dormouse.reading.sql.joined import VALUES_MAX, Joined, Source, smallest_source
+from dormouse.reading.sql.joined import FILES_LEAST, VALUES_MAX, Joined, Source, is_large, smallest_source
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.named import Named, alone, meant
 from dormouse.reading.sql.parsed import Parsed
@@ -180,7 +180,7 @@ class _Statement:
     def _evaluate(self, statement: Parsed, schemas: Mapping[str, Schema]) -> None:
         """Replaces subqueries by their values, if these may restrict row keys."""
         some = list(islice(subqueries(statement), SUBQUERIES_MAX))
-        if not some or not self._may_restrict(statement, some, schemas):
+        if not some or not self._may_pay(self._may_restrict(statement, some, schemas)):
             return
         with self.moments.kept():
             values = [(one, self._value(statement, one, schemas)) for one in some]
@@ -196,16 +196,28 @@ class _Statement:
 
     def _may_restrict(
         self, statement: Parsed, some: Sequence[Subquery], schemas: Mapping[str, Schema]
-    ) -> bool:
-        """Returns whether the needed ranges change if constants take the place of the subqueries."""
+    ) -> set[str]:
+        """Returns the tables whose needed ranges change if constants take the place of the subqueries."""
+        found = set[str]()
         for constant in TRIED:
             try:
                 wanted, _ = self._with_values(statement, [(one, constant) for one in some], schemas)
             except InvalidQuery:
-                return True
-            if any(self.wanted.ranges.get(name) != ranges for name, ranges in wanted.ranges.items()):
-                return True
-        return False
+                return set(self.wanted.ranges)
+            found |= {name for name, ranges in wanted.ranges.items() if self.wanted.ranges.get(name) != ranges}
+        return found
+
+    def _may_pay(self, names: Collection[str]) -> bool:
+        """Returns whether one of the tables has so many files or bytes that some should be left out."""
+        trees = [self.contexts[name].partitions.cached() for name in names]
+        if any(tree is None or tree.leaf_count >= FILES_LEAST for tree in trees) or not names:
+            return bool(names)
+        with suppress(InvalidQuery, FileGone), self.moments.kept():
+            [reads] = self._planned([self.wanted.ranges], FILES_MAX)
+            if not any(is_large(reads.get(name, ())) for name in names):
+                self.planned = reads
+                return False
+        return True
 
     def _with_values(
         self, statement: Parsed, values: Sequence[tuple[Subquery, str]], schemas: Mapping[str, Schema]
@@ -244,8 +256,10 @@ class _Statement:
         before, tried = self.wanted, set[str]()
         whole: dict[str, KeyRanges] = {}
         with suppress(InvalidQuery, FileGone), self.moments.kept():
-            [reads] = self._planned([before.ranges], FILES_MAX)
-            while len(tried) < SUBQUERIES_MAX:
+            reads, self.planned = self.planned, None
+            if reads is None:
+                [reads] = self._planned([before.ranges], FILES_MAX)
+            while len(tried) < SUBQUERIES_MAX and any(map(is_large, reads.values())):
                 source = smallest_source(joined, schemas, reads, tried)
                 if source is None:
                     break
