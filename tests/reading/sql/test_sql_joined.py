@@ -218,6 +218,18 @@ def test_a_null_in_a_row_comparison_is_above_all_values(lake: Instance) -> None:
         assert rows(lake, statement) == expected(lake, statement)
 
 
+def test_a_null_may_equal_a_null_that_no_value_tells(lake: Instance) -> None:
+    """The values of `name` that are read first have no null, so they must not restrict `ref`."""
+    other = Schema([Field("n", LONG)], values=[Field("ref", INT, nullable=True)])
+    lake.create_table("other", other).ingest([{"n": 1, "ref": None}, {"n": 2, "ref": 50}])
+    for joins in (
+        "from l join dim using (k) join other on dim.ref is not distinct from other.ref",
+        "from other join dim on dim.ref is not distinct from other.ref join l on l.k = dim.k",
+    ):
+        for more, keys in (("", [1320, 150]), (" where other.n < 2", [150])):
+            assert rows(lake, f"select l.k {joins}{more}") == [f"({key},)" for key in keys], joins
+
+
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
