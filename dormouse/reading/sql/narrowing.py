@@ -34,7 +34,7 @@ from dormouse.reading.sql.wanted import Planning, Wanted
 
 
 class Narrowed:
-    """What a statement needs of each table, and its text, after parts of it were evaluated."""
+    """The needs of a statement of each table, and its text, after parts of it were evaluated."""
 
     def __init__(self, files: TableFiles, statement: Parsed, parameters: Parameters, wanted: Wanted) -> None:
         self._files = files

@@ -230,7 +230,7 @@ def test_long_texts_are_known_whole(instance: Instance, opened: OpenedFiles, las
 def test_texts_with_any_characters_are_written_as_literals(
     instance: Instance, opened: OpenedFiles, text: str
 ) -> None:
-    """As known keys, as values of subqueries and joined columns, and as parameters."""
+    """They are known keys, values of subqueries and joined columns, and parameters."""
     schema = Schema([Field("s", STRING)], values=[Field("v", LONG, nullable=True)])
     made = instance.create_table("t", schema, split_points=sorted(f"{text}{n}" for n in range(20)))
     made.ingest([{"s": one, "v": 1} for one in (text, *(f"{text}{n}!" for n in range(20)))])
