@@ -31,7 +31,7 @@ def wanted(
     """Returns the columns and key ranges that a statement needs."""
     with duckdb.connect() as parser:
         found = parsed(parser, statement)
-    return module.wanted(schemas, found, parameters, interruption, moment)
+    return module.wanted(module.Planning(schemas, found, parameters, moment), interruption)
 
 
 def shown(ranges: Mapping[str, KeyRanges]) -> str:

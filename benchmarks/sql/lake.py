@@ -39,8 +39,8 @@ _TYPES = {
     "TIMESTAMP WITH TIME ZONE": dm.TIMESTAMP,
 }
 _INSTEAD = {"DATE": "TIMESTAMPTZ", "DECIMAL(15,2)": "DOUBLE"}
-_LEAF_ROWS_MIN = 10_000
-"""The number of rows below which a table has one leaf and one file."""
+_ROWS_MIN = 100_000
+"""The number of rows below which a table has one leaf and one file, as one that is loaded without options."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class TpchRows:
         return self
 
     def load(self, instance: Instance, table: str, **properties: Any) -> None:
-        points = self._points() if self._count() >= _LEAF_ROWS_MIN else []
+        points = self._points() if self._count() >= _ROWS_MIN else []
         made = self._created(instance, table, points, **properties)
         for part in self._parts(self.lake.ingests if points else 1):
             made.ingest(part, engine="local")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
 
-CURSORS_KEPT = 8
+CURSORS_KEPT = 32
 """The most idle connections to DuckDB, each with the views of an ended statement."""
 
 

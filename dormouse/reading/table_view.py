@@ -248,7 +248,10 @@ def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Po
     It counts only the files of the first leaves, now or at a position.
     """
     view = _View(context, at=at)
-    page = first_page(view.tree(ranges), ranges, MANY_LEAVES)
+    tree = view.tree(ranges)
+    if tree.leaf_count <= MANY_LEAVES:
+        return
+    page = first_page(tree, ranges, MANY_LEAVES)
     if page.rest is None:
         return
     if at is None:

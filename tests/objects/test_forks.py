@@ -17,6 +17,7 @@ from dormouse.model.types import LONG
 from dormouse.reading.streams import Interruption
 from dormouse.reading.scan_session import session
 from dormouse.reading.sql.engine import Engine
+from dormouse.reading.sql.wanted import Planning
 
 def read(kind):
     if kind.startswith("http"):
@@ -30,7 +31,7 @@ MAKE = {"merge": sorted_session, "query": lambda: session(None)}
 def use(kind):
     if kind == "sql":
         session = ENGINE.session(Interruption())
-        session.wanted({"t": Schema([Field("k", LONG)])}, session.parsed("select k from t"), [])
+        session.wanted(Planning({"t": Schema([Field("k", LONG)])}, session.parsed("select k from t")))
         [batch] = session.rows({}, "select 1 as one", []).batches
         return batch.to_pydict()["one"]
     return MAKE[kind]().sql("select 1 as one").to_pydict()["one"]

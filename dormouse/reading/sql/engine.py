@@ -20,7 +20,6 @@ import duckdb
 
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
-from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
 from dormouse.objects.inlined import inlined_folder, place_of
 from dormouse.objects.staging import spill_folder
@@ -29,7 +28,7 @@ from dormouse.reading.sql.conditions import text
 from dormouse.reading.sql.moments import macros
 from dormouse.reading.sql.parsed import Parsed, parsed
 from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
-from dormouse.reading.sql.wanted import Wanted, wanted
+from dormouse.reading.sql.wanted import Planning, Wanted, wanted
 from dormouse.reading.streams import Interruption
 from dormouse.settings.process import environment
 
@@ -161,17 +160,8 @@ class Session(Protocol):
         """Parses the statement, and returns the names and properties found in it."""
         ...
 
-    def wanted(
-        self,
-        schemas: Mapping[str, Schema],
-        statement: Parsed,
-        parameters: Parameters,
-        moment: int | None = None,
-    ) -> Wanted:
-        """Returns the ranges of row keys that the statement needs of each table that it names.
-
-        `moment` is the current time for the statement, in microseconds since 1970.
-        """
+    def wanted(self, planning: Planning) -> Wanted:
+        """Returns the ranges of row keys that a statement needs of each table that it names."""
         ...
 
     def rows(
@@ -179,8 +169,8 @@ class Session(Protocol):
     ) -> Rows:
         """Runs the statement. `views` has a SELECT of each table's files.
 
-        `moment` is the current time, as in `wanted`; None leaves it to DuckDB. A second call ends the answer
-        of the first.
+        `moment` is the current time, as in `Planning`; None leaves it to DuckDB. A second call ends the
+        answer of the first.
         """
         ...
 
@@ -344,19 +334,14 @@ class LocalSession:
     def parsed(self, statement: str) -> Parsed:
         return self._engine.parsed.get(statement, None, lambda: parsed(self._opened().connection, statement))
 
-    def wanted(
-        self,
-        schemas: Mapping[str, Schema],
-        statement: Parsed,
-        parameters: Parameters,
-        moment: int | None = None,
-    ) -> Wanted:
+    def wanted(self, planning: Planning) -> Wanted:
         def find() -> Wanted:
-            return wanted(schemas, statement, parameters, self._interruption, moment)
+            return wanted(planning, self._interruption)
 
-        if parameters or moment is not None:
+        if planning.parameters or planning.moment is not None:
             return find()
-        return self._engine.wanted.get(statement.text, (statement.run, frozenset(schemas.items())), find)
+        statement, schemas = planning.statement, frozenset(planning.schemas.items())
+        return self._engine.wanted.get(statement.text, (statement.run, schemas), find)
 
     def rows(
         self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None

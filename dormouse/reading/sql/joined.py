@@ -16,8 +16,13 @@ FILES_MAX, BYTES_MAX, ROWS_MAX = 50, 4 * 1024 * 1024, 100_000
 """The most files, bytes and rows of a table that are read for the values of one of its columns."""
 VALUES_MAX = 1_000
 """The most values of a column that restrict other scans."""
-FILES_LEAST, TIMES_LEAST = 4, 4
-"""The least files of a table that such values may restrict, and how many times the bytes it must have."""
+TIMES_LEAST = 4
+"""How many times the bytes of such a table another must have for its files to be restricted."""
+FILES_LEAST, LARGE_BYTES_LEAST = 16, 32 * 1024 * 1024
+"""The least files, or bytes in several files, of a table for which reading values first can pay.
+
+To read values takes 3 to 8 ms, as much as DuckDB needs to open 16 files, or to read some megabytes.
+"""
 _INTS = Range(-(1 << 31), (1 << 31) - 1, max_inclusive=True)
 
 
@@ -163,4 +168,9 @@ def _source(
 
 
 def _is_larger(scans: Sequence[Scan], others: Sequence[Scan]) -> bool:
-    return len(scans) >= FILES_LEAST and bytes_of(scans) >= TIMES_LEAST * bytes_of(others)
+    return is_large(scans) and bytes_of(scans) >= TIMES_LEAST * bytes_of(others)
+
+
+def is_large(scans: Sequence[Scan]) -> bool:
+    """Returns whether it can pay to read values first, which may leave fewer of a table's files."""
+    return len(scans) >= FILES_LEAST or (len(scans) > 1 and bytes_of(scans) >= LARGE_BYTES_LEAST)

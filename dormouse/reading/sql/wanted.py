@@ -212,29 +212,35 @@ class Wanted:
     """The scans, if values of one may restrict row keys of another."""
 
 
-def wanted(
-    schemas: Mapping[str, Schema],
-    statement: Parsed,
-    parameters: Parameters = (),
-    interruption: Interruption | None = None,
-    moment: int | None = None,
-) -> Wanted:
-    """Plans a statement and returns the ranges and rows that it needs of each table.
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """A statement to plan, the schemas of its tables, and the values of its parameters.
 
     `moment` is the current time for the statement, in microseconds since 1970. Without it, the current time
     restricts nothing.
+    """
+
+    schemas: Mapping[str, Schema]
+    statement: Parsed
+    parameters: Parameters = ()
+    moment: int | None = None
+
+
+def wanted(planning: Planning, interruption: Interruption | None = None) -> Wanted:
+    """Plans a statement and returns the ranges and rows that it needs of each table.
 
     Raises `InvalidQuery` for errors that DuckDB finds while planning. Some errors appear only when it runs.
     """
+    schemas, statement = planning.schemas, planning.statement
     with _planner() as planner, _watched(planner, interruption):
         planner.make(schemas)
-        found = placed(statement, parameters, planner.tree)
-        with planner.at(moment):
+        found = placed(statement, planning.parameters, planner.tree)
+        with planner.at(planning.moment):
             answer = planner.plan(found)
         if answer.get("error_type") in _REFUSED:
             raise InvalidQuery(first_line(ValueError(answer["error_message"])))
         is_renamed = statement.has_own_names and statement.run != statement.text
-        names = planner.names(statement, parameters) if is_renamed else None
+        names = planner.names(statement, planning.parameters) if is_renamed else None
     named = {name.lower() for name in statement.names}
     ranges = {name: KeyRanges() for name in schemas if name.lower() in named}
     everything = Wanted(ranges, None, statement.explains, statement.runs, names)

@@ -39,7 +39,7 @@ from dormouse.reading.sql.firsts import Ends, Enough
 from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import ReadFailed
-from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.sql.wanted import Planning, Wanted
 from dormouse.reading.streams import Interruption
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
@@ -208,7 +208,7 @@ def _warm_up(engine: Engine) -> None:
     with closing(engine.session(Interruption())) as session:
         # with a parameter: for the first one DuckDB loads pandas, if it is installed
         statement = "SELECT * FROM t WHERE k = $1"
-        session.wanted(schemas, session.parsed(statement), [1])
+        session.wanted(Planning(schemas, session.parsed(statement), [1]))
         for _ in session.rows({"t": "SELECT 1::BIGINT AS k"}, statement, [1]).batches:
             pass
 

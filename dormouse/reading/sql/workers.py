@@ -29,13 +29,12 @@ from typing import Any, Self
 import pyarrow as pa
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError
-from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
 from dormouse.objects.staging import OTHERS, Slot, StagingArea, private_folder, private_folders
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import INTERRUPTED, Rows
-from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.sql.wanted import Planning, Wanted
 from dormouse.reading.sql.worker import (
     BATCH,
     CALL,
@@ -431,16 +430,8 @@ class WorkerSession:
         found: Parsed = self._worker.value(self._interruption, "parsed", statement)
         return found
 
-    def wanted(
-        self,
-        schemas: Mapping[str, Schema],
-        statement: Parsed,
-        parameters: Parameters,
-        moment: int | None = None,
-    ) -> Wanted:
-        found: Wanted = self._worker.value(
-            self._interruption, "wanted", schemas, statement, parameters, moment
-        )
+    def wanted(self, planning: Planning) -> Wanted:
+        found: Wanted = self._worker.value(self._interruption, "wanted", planning)
         return found
 
     def rows(

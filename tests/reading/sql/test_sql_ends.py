@@ -224,6 +224,29 @@ def test_long_texts_are_known_whole(instance: Instance, opened: OpenedFiles, las
     assert rows(instance, statement) == expected(instance, statement)
 
 
+@pytest.mark.parametrize(
+    "text", ["it's", "'", "''", "a\0b", "\n", "\\n", "'; --", "é\u2028", "\x7f", "%s", "{}", "$1"]
+)
+def test_texts_with_any_characters_are_written_as_literals(
+    instance: Instance, opened: OpenedFiles, text: str
+) -> None:
+    """They are known keys, values of subqueries and joined columns, and parameters."""
+    schema = Schema([Field("s", STRING)], values=[Field("v", LONG, nullable=True)])
+    made = instance.create_table("t", schema, split_points=sorted(f"{text}{n}" for n in range(20)))
+    made.ingest([{"s": one, "v": 1} for one in (text, *(f"{text}{n}!" for n in range(20)))])
+    instance.create_table("u", schema).ingest([{"s": f"{text}3!", "v": None}])
+    assert rows(instance, "select min(s), max(s), count(*) from t") == [(text, f"{text}9!", 21)]
+    assert opened.last() == 0
+    for statement, values in (
+        ("select s from t where s = (select min(s) from u)", None),
+        ("select s from t where s in (select s from u)", None),
+        ("select t.s from t join u using (s)", None),
+        *([("select s from t where s = $1", [f"{text}3!"])] if "\0" not in text else []),
+    ):
+        assert instance.sql(statement, values).read_all()["s"].to_pylist() == [f"{text}3!"], statement
+        assert instance.explain_sql(statement, values)["t"].files == 1, statement
+
+
 @pytest.mark.parametrize("splits", [[(3, 5), (5, 2)], [(5, 4)]])
 def test_the_last_rows_of_leaves_that_are_split_on_a_later_key(
     instance: Instance, opened: OpenedFiles, monkeypatch: pytest.MonkeyPatch, splits: Sequence[Any]

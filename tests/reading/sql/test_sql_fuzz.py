@@ -18,6 +18,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidQuery
+from dormouse.reading.sql import joined, narrowing
 from tests.sql_fuzz import Create, Fuzz, Ingest, Lake, Split, merged
 from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer
@@ -45,7 +46,13 @@ def fuzz(
     judges: Judges,
 ) -> Iterator[Fuzz]:
     folder = tmp_path_factory.mktemp("lake")
-    with dm.connect(new_database(template_database), f"file://{folder}") as instance:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        dm.connect(new_database(template_database), f"file://{folder}") as instance,
+    ):
+        # the tables are small: values are read first for one of two files, or two leaves
+        patch.setattr(joined, "FILES_LEAST", 2)
+        patch.setattr(narrowing, "FILES_LEAST", 2)
         yield Fuzz(instance, judges)
 
 

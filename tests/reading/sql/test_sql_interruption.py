@@ -19,6 +19,8 @@ import dormouse as dm
 from dormouse.errors import DormouseError
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import LocalSession
+from dormouse.reading.sql.narrowing import Narrowed
+from dormouse.reading.sql.table_files import TableFiles
 from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
 from tests.standard import OF_KEYS
 from tests.support.reading import Interruption
@@ -117,21 +119,23 @@ def test_a_statement_interrupted_before_planning_is_not_planned(
         instance.sql(statement, interruption=interruption)
 
 
-@pytest.mark.parametrize("step", ["_on_all", "_on", "_select"])
+@pytest.mark.parametrize(
+    ("of", "step"), [(Narrowed, "reads"), (statements._Statement, "_on"), (TableFiles, "select")]
+)
 def test_a_statement_interrupted_during_planning_does_not_run(
-    instance: dm.Instance, computing: threading.Event, step: str, monkeypatch: pytest.MonkeyPatch
+    instance: dm.Instance, computing: threading.Event, of: type, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interruption = Interruption()
-    whole = getattr(statements._Statement, step)
+    whole = getattr(of, step)
 
     def interrupted(*given: Any) -> Any:
         interruption.set()
         return whole(*given)
 
-    monkeypatch.setattr(statements._Statement, step, interrupted)
+    monkeypatch.setattr(of, step, interrupted)
     with pytest.raises(DormouseError, match=INTERRUPTED):
         instance.sql("select count(*) from t where key <> 2", interruption=interruption)
-    assert step == "_select" or not computing.is_set()
+    assert step == "select" or not computing.is_set()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dormouse.reading.sql import joined, statements
+from dormouse.reading.sql import joined, narrowing, table_files
 from tests.opened_files import OpenedFiles
 from tests.support.api import Instance
 from tests.support.model import DATE, DOUBLE, INT, LONG, STRING, TIMESTAMP, Field, Range, Schema
@@ -126,7 +126,7 @@ def test_tables_with_many_files_bytes_or_values_are_not_read_first(
     lake: Instance, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(joined, limit, 0)
-    monkeypatch.setattr(statements, "VALUES_MAX", 1_000 if limit != "VALUES_MAX" else 2)
+    monkeypatch.setattr(narrowing, "VALUES_MAX", 1_000 if limit != "VALUES_MAX" else 2)
     statement = "select l.* from l join dim using (k)"
     assert lake.explain_sql(statement)["l"].files == FILES
     assert rows(lake, statement) == expected(lake, statement)
@@ -135,8 +135,8 @@ def test_tables_with_many_files_bytes_or_values_are_not_read_first(
 def test_statements_that_cannot_profit_are_planned_and_run_once(
     lake: Instance, opened: OpenedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans, plan = [], statements.plan_tables
-    monkeypatch.setattr(statements, "plan_tables", lambda *a, **b: plans.append(1) or plan(*a, **b))
+    plans, plan = [], table_files.plan_tables
+    monkeypatch.setattr(table_files, "plan_tables", lambda *a, **b: plans.append(1) or plan(*a, **b))
     for statement in (
         "from dim join dim2 on dim.k = dim2.k",
         "from l a join l b using (k)",
@@ -147,6 +147,22 @@ def test_statements_that_cannot_profit_are_planned_and_run_once(
         lake.sql(statement).read_all()
         assert (len(plans), len(opened._taken())) == (1, 1), statement
         plans.clear()
+
+
+@pytest.mark.parametrize(("bytes_least", "files"), [(1, 3), (1 << 30, FILES)])
+def test_few_files_are_restricted_only_if_they_are_large(
+    lake: Instance, opened: OpenedFiles, monkeypatch: pytest.MonkeyPatch, bytes_least: int, files: int
+) -> None:
+    """Otherwise the statement is planned and run once, over all of them."""
+    plans, plan = [], table_files.plan_tables
+    monkeypatch.setattr(table_files, "plan_tables", lambda *a, **b: plans.append(1) or plan(*a, **b))
+    monkeypatch.setattr(joined, "FILES_LEAST", FILES + 1)
+    monkeypatch.setattr(joined, "LARGE_BYTES_LEAST", bytes_least)
+    statement = "select l.* from l join dim using (k)"
+    opened.all()
+    assert rows(lake, statement) == expected(lake, statement)
+    assert opened.last() == files + 1
+    assert (len(plans) == 1) == (files == FILES)
 
 
 def test_deleted_rows_and_earlier_moments_have_their_own_values(lake: Instance) -> None:
@@ -176,7 +192,7 @@ def test_all_tables_are_read_as_they_are_at_one_moment(
     lake: Instance, monkeypatch: pytest.MonkeyPatch, moves: str
 ) -> None:
     """A row that comes after the values were read is seen with all others of its moment, or not at all."""
-    values = statements._Statement._values
+    values = narrowing.Narrowed._values
 
     def then_ingest(self: Any, source: Any) -> Any:
         found = values(self, source)
@@ -186,7 +202,7 @@ def test_all_tables_are_read_as_they_are_at_one_moment(
             lake.table("l").ingest([{"k": 150, "j": 5, "v": 1}])
         return found
 
-    monkeypatch.setattr(statements._Statement, "_values", then_ingest)
+    monkeypatch.setattr(narrowing.Narrowed, "_values", then_ingest)
     found = rows(lake, "select l.k from l join dim using (k)")
     assert found == (["(1320,)", "(150,)", "(50,)", "(770,)"] if moves == "dim" else
                      ["(1320,)", "(150,)", "(150,)", "(50,)"])  # fmt: skip
@@ -200,6 +216,18 @@ def test_a_null_in_a_row_comparison_is_above_all_values(lake: Instance) -> None:
         "select dim.k from dim join dim2 on dim.name is not distinct from dim2.name",
     ):
         assert rows(lake, statement) == expected(lake, statement)
+
+
+def test_a_null_may_equal_a_null_that_no_value_tells(lake: Instance) -> None:
+    """The values of `name` that are read first have no null, so they must not restrict `ref`."""
+    other = Schema([Field("n", LONG)], values=[Field("ref", INT, nullable=True)])
+    lake.create_table("other", other).ingest([{"n": 1, "ref": None}, {"n": 2, "ref": 50}])
+    for joins in (
+        "from l join dim using (k) join other on dim.ref is not distinct from other.ref",
+        "from other join dim on dim.ref is not distinct from other.ref join l on l.k = dim.k",
+    ):
+        for more, keys in (("", [1320, 150]), (" where other.n < 2", [150])):
+            assert rows(lake, f"select l.k {joins}{more}") == [f"({key},)" for key in keys], joins
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dormouse.api.tables import Tables
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.sql import statements
+from dormouse.reading.sql import statements, table_files
 from tests.support.api import Instance
 from tests.support.model import LONG, STRING, Field, Schema
 from tests.support.objects import ObjectStore
@@ -180,7 +180,7 @@ def test_the_first_rows_in_key_order_are_those_of_all_rows(
 
 
 def test_too_many_files_are_one_clear_line(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "FILES_MAX", 39)
+    monkeypatch.setattr(table_files, "FILES_MAX", 39)
     with pytest.raises(InvalidQuery, match=r"would read 40 files, more than 39, most of table 't': narrow"):
         sql({"t": lake.context}, "select max(v) from t")
     assert tuples(sql({"t": lake.context}, "select count(*) from t where k >= 10")) == [
@@ -198,7 +198,7 @@ def test_explain_of_too_many_files_shows_no_physical_plan(
     kinds = [kind for kind, _ in tuples(sql({"t": lake.context}, "explain select max(v) from t"))]
     assert kinds == ["dormouse", "physical_plan"]
     monkeypatch.setattr(statements, "EXPLAINED_FILES_MAX", 39)
-    monkeypatch.setattr(statements, "FILES_MAX", 39)
+    monkeypatch.setattr(table_files, "FILES_MAX", 39)
     [(kind, text)] = tuples(sql({"t": lake.context}, "explain select max(v) from t"))
     assert kind == "dormouse"
     assert "partitions: 40 of 40\n  files: 40 of 40" in str(text)

@@ -24,6 +24,7 @@ from dormouse.errors import DormouseError, EngineFailed, InstanceError, InvalidQ
 from dormouse.model.region import min_value
 from dormouse.model.types import KEY_TYPES
 from dormouse.reading.sql.engine import Engine, Session
+from dormouse.reading.sql.wanted import Planning
 from dormouse.reading.sql.workers import WorkerLimits, Workers, WorkerSession
 from tests.serving import SECONDS_MAX, eventually
 from tests.support.model import BYTES, LONG, DataType, Field, Range, Schema
@@ -99,8 +100,9 @@ def test_a_worker_returns_what_a_statement_names_and_needs(workers: Workers, tmp
     ):
         parsed = there.parsed(statement)
         assert parsed == here.parsed(statement)
-        wanted = there.wanted(schemas, parsed, [b"\x01"])
-        assert wanted == here.wanted(schemas, parsed, [b"\x01"])
+        planning = Planning(schemas, parsed, [b"\x01"])
+        wanted = there.wanted(planning)
+        assert wanted == here.wanted(planning)
         assert wanted.ranges["t"]["k"] == (Range.exactly(3), Range.exactly(5))
 
 
@@ -109,7 +111,7 @@ def test_a_worker_returns_bounds_of_keys_of_every_type(workers: Workers) -> None
     schemas = {"t": Schema([Field(f"k_{kind}", DataType(kind)) for kind in values])}
     statement = "SELECT * FROM t WHERE " + " AND ".join(f"k_{kind} = ${kind}" for kind in values)
     with closing(workers.session(Interruption())) as there:
-        wanted = there.wanted(schemas, there.parsed(statement), values)
+        wanted = there.wanted(Planning(schemas, there.parsed(statement), values))
     assert wanted.ranges["t"] == {f"k_{kind}": (Range.exactly(value),) for kind, value in values.items()}
     assert lent(there) in workers.process_ids
 

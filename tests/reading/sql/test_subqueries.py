@@ -8,7 +8,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from dormouse.reading.sql import joined, statements
+from dormouse.errors import InvalidQuery
+from dormouse.reading.sql import joined, narrowing, table_files
 from tests.support.api import Instance
 from tests.support.model import LONG, STRING, Field, Schema
 
@@ -82,7 +83,7 @@ def test_statements_read_the_files_of_the_values_of_their_subqueries(filled: Ins
 
 
 def test_a_subquery_with_two_rows_is_an_error(filled: Instance) -> None:
-    with pytest.raises(statements.InvalidQuery, match="More than one row"):
+    with pytest.raises(InvalidQuery, match="More than one row"):
         filled.sql("select * from l where k = (select k from dim)").read_all()
 
 
@@ -105,7 +106,7 @@ def test_large_subqueries_are_not_evaluated_first(filled: Instance, monkeypatch:
     monkeypatch.setattr(joined, "FILES_LEAST", FILES + 1)
     for name in ("SUBQUERY_BYTES_MAX", "SUBQUERY_FILES_MAX", "SUBQUERIES_MAX"):
         with monkeypatch.context() as patch:
-            patch.setattr(statements, name, 0)
+            patch.setattr(narrowing, name, 0)
             assert filled.explain_sql(statement)["l"].files == FILES
             assert filled.sql(statement).read_all().to_pydict() == {"n": [count]}
 
@@ -114,13 +115,13 @@ def test_subqueries_that_restrict_no_key_are_not_evaluated_first(
     filled: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated = []
-    evaluate = statements._Statement._value
+    evaluate = narrowing.Narrowed._value
 
     def noted(self: Any, *args: Any) -> Any:
         evaluated.append(args)
         return evaluate(self, *args)
 
-    monkeypatch.setattr(statements._Statement, "_value", noted)
+    monkeypatch.setattr(narrowing.Narrowed, "_value", noted)
     for condition in ("v = (select max(k) from dim)", "k + v in (select k from dim)", "k <> (select 150)"):
         filled.sql(f"select * from l where {condition}").read_all()
         assert not evaluated, condition
@@ -128,12 +129,33 @@ def test_subqueries_that_restrict_no_key_are_not_evaluated_first(
     assert len(evaluated) == 1
 
 
+@pytest.mark.parametrize("leaves_least", [FILES, FILES + 1])
+def test_subqueries_are_evaluated_first_if_they_may_leave_out_many_files_or_bytes(
+    filled: Instance, monkeypatch: pytest.MonkeyPatch, leaves_least: int
+) -> None:
+    """Many leaves are sure to have many files. Otherwise the plan tells, which then serves the statement."""
+    plans, plan = [], table_files.plan_tables
+    monkeypatch.setattr(table_files, "plan_tables", lambda *a, **b: plans.append(1) or plan(*a, **b))
+    statement = "select count(*) n from l where k in (select k from dim)"
+    [[count]] = _plain(filled, statement, [])
+    monkeypatch.setattr(joined, "FILES_LEAST", FILES + 1)
+    monkeypatch.setattr(narrowing, "FILES_LEAST", leaves_least)
+    for bytes_least in (1, 1 << 30):
+        monkeypatch.setattr(joined, "LARGE_BYTES_LEAST", bytes_least)
+        is_first = leaves_least == FILES or bytes_least == 1
+        assert filled.explain_sql(statement)["l"].files == (3 if is_first else FILES)
+        plans.clear()
+        assert filled.sql(statement).read_all().to_pydict() == {"n": [count]}
+        # those of the subquery and of the whole statement, and before them the one that tells
+        assert len(plans) == (2 if leaves_least == FILES else 3 if is_first else 1)
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_statement_and_its_subqueries_are_of_one_moment(
     filled: Instance, monkeypatch: pytest.MonkeyPatch, moves: bool
 ) -> None:
     """Rows that arrive in both tables after the subquery was evaluated are seen in both, or in none."""
-    evaluate = statements._Statement._evaluate
+    evaluate = narrowing.Narrowed._evaluate
 
     def then_ingest(self: Any, *args: Any) -> None:
         evaluate(self, *args)
@@ -141,7 +163,7 @@ def test_a_statement_and_its_subqueries_are_of_one_moment(
             filled.table("dim").ingest([{"k": 777, "name": "w"}])
         filled.table("l").ingest([{"k": 777, "v": 1}])
 
-    monkeypatch.setattr(statements._Statement, "_evaluate", then_ingest)
+    monkeypatch.setattr(narrowing.Narrowed, "_evaluate", then_ingest)
     found = filled.sql("select k from l where k in (select k from dim) order by k").read_all()
     assert found["k"].to_pylist() == ([50, 150, 777, 1320] if moves else [50, 150, 1320])
 
