@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dormouse.data.required_parts import has_required, relaxed, required
 from dormouse.errors import InvalidData, one_line
 from dormouse.model.region import min_value
 from dormouse.model.schema import Column as SchemaColumn
@@ -146,7 +147,9 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
 def _absent(field: Field, default: Any, rows: int) -> pa.Array:
     """Returns a column that the data lacks: its default in every row, or nulls."""
     kind = arrow_type(field.type)
-    return pa.nulls(rows, kind) if default is None else pa.repeat(pa.scalar(default, kind), rows)
+    if default is not None:
+        return pa.repeat(pa.scalar(default, kind), rows)
+    return required(pa.nulls(rows, relaxed(kind)), kind)
 
 
 def data_type(actual: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a kind
@@ -213,9 +216,10 @@ def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> N
 
 def _fit(column: Column, field: Field, first_row: int | None) -> Column:
     _check_type(column.type, field)
+    kind = arrow_type(field.type)
     try:
-        fitted = _cast(column, arrow_type(field.type))
-    except pa.ArrowInvalid as error:
+        fitted = required(_cast(column, relaxed(kind) if has_required(kind) else kind), kind)
+    except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
         said = f"column {field.name!r} does not fit {field.type}: {one_line(error)}"
         raise InvalidData(said, column=field.name) from None
     except pa.ArrowNotImplementedError:

@@ -36,6 +36,7 @@ from dormouse.data.datafusion_session import (
     union,
 )
 from dormouse.data.sketches import rank, repeats
+from dormouse.data.taking import RowsInOrder, at, joined
 from dormouse.errors import JobFailed, one_line, panics_as_errors
 from dormouse.model.loops import mapped_ahead
 from dormouse.model.partition_tree import PartitionTree
@@ -86,7 +87,7 @@ def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[
         return None
     order = _merged_runs(words) if runs <= _RUNS_MAX else _by_radix(words)
     if not is_whole:
-        _settle(order, words[order], rows, ascending, descending)
+        _settle(order, at(words, order), rows, ascending, descending)
     return pa.array(order)
 
 
@@ -100,13 +101,17 @@ def _by_radix(words: Words) -> npt.NDArray[np.int64]:
     lower = max(0, int(words.max()).bit_length() - 2 * _RADIX_BITS)
     fronts = (words >> np.uint64(lower)).astype(np.uint32)
     order = np.argsort(fronts.astype(np.uint16), kind="stable")
-    order = order[np.argsort((fronts >> np.uint32(_RADIX_BITS)).astype(np.uint16)[order], kind="stable")]
-    ordered = words[order]
-    if lower and bool(np.any(ordered[1:] < ordered[:-1])):
-        places = _tied(fronts[order])
+    upper = at((fronts >> np.uint32(_RADIX_BITS)).astype(np.uint16), order)
+    order = at(order, np.argsort(upper, kind="stable"))
+    if lower and not _ascends(at(words, order)):
+        places = _tied(at(fronts, order))
         tied = order[places]
         order[places] = tied[_merged_runs(words[tied])]
     return order
+
+
+def _ascends(words: Words) -> bool:
+    return not bool(np.any(words[1:] < words[:-1]))
 
 
 def _tied(ordered: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
@@ -155,8 +160,9 @@ def _numbers(column: pa.ChunkedArray) -> tuple[Words, bool]:
     """Returns a number for each value, in the values' order, and whether each number stands for one value."""
     if pa.types.is_primitive(column.type):
         kind = np.dtype(f"int{column.type.bit_width}")
-        view = [np.frombuffer(c.buffers()[1], kind, len(c), c.offset * kind.itemsize) for c in column.chunks]
-        values = np.concatenate(view).astype(np.int64)
+        whole = joined(column.chunks)
+        view = np.frombuffer(whole.buffers()[1], kind, len(whole), whole.offset * kind.itemsize)
+        values = view.astype(np.int64, copy=False)
         return values.view(np.uint64) - np.uint64(int(values.min()) % (1 << _BITS)), True
     texts = column.cast(pa.large_binary()).combine_chunks()
     return (_places(texts), True) if repeats(texts) else (_fronts(texts), False)
@@ -394,10 +400,13 @@ class LeafSorter:
     def _sorted(self, rows: pa.Table, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         order = sort_indices(rows, self._order, self._descending)
         rows = rows.select(names)
+        if order is None:
+            yield from rows.to_batches(STREAM_ROWS)
+            return
         at_once = max(1, min(TAKEN_ROWS, TAKEN_BYTES * len(rows) // max(1, rows.nbytes)))
+        ordered = RowsInOrder(rows, order, self._memory_bytes // 4)
         for start in range(0, len(rows), at_once):
-            some = rows.slice(start, at_once) if order is None else rows.take(order.slice(start, at_once))
-            yield from some.to_batches(STREAM_ROWS)
+            yield from _divided(ordered.piece(start, at_once))
 
     def _spill(self) -> None:
         """Sorts the held rows and writes them to disk in a thread, once the run before has been written."""
@@ -455,6 +464,10 @@ class LeafSorter:
             raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
 
 
+def _divided(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    return (rows.slice(start, STREAM_ROWS) for start in range(0, rows.num_rows, STREAM_ROWS))
+
+
 def _taken(pieces: list[list[pa.Array]]) -> Iterator[list[pa.Array]]:
     """Yields each item and drops it from the list, so that only the receiver holds it."""
     pieces.reverse()
@@ -469,6 +482,6 @@ def _row_bytes(run: Path) -> float:
 
 
 def _whole(pieces: list[pa.Array]) -> pa.Array:
-    whole = pa.concat_arrays(pieces)
+    whole = joined(pieces)
     pieces.clear()
     return whole

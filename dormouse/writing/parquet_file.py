@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datafusion import DataFrame, ParquetColumnOptions, ParquetWriterOptions
 
@@ -186,11 +187,16 @@ def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way
     names = [field.name for field in schema.fields if not field.type.is_nested]
     pieces = _pieces(sample, _TRIED_ROWS)
     ways = _cheapest(pieces.select(names), schema, compression)
-    unsure = [name for name, way in ways.items() if way.is_unsure]
+    # a dictionary of values that never repeat in the pieces does not pay with more rows either
+    unsure = [name for name, way in ways.items() if way.is_unsure and _repeats(pieces.column(name))]
     if unsure and pieces.num_rows < sample.num_rows:
         # with more rows, the values of a dictionary cost less per row
         ways |= _cheapest(_pieces(sample.select(unsure), SAMPLE_ROWS), schema, compression)
     return ways
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    return bool(pc.count_distinct(column, mode="all").as_py() < len(column))
 
 
 class _Encoding(IntEnum):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -188,6 +189,27 @@ def test_a_look_up_reads_few_bytes_of_a_wide_column(write: Write, tmp_path: Path
 def test_a_file_of_few_rows_has_the_default_codec(write: Write, tmp_path: Path) -> None:
     group = pq.read_metadata(write(tmp_path, _rows(10), TableProperties())).row_group(0)
     assert {group.column(n).compression for n in range(group.num_columns)} == {"ZSTD"}
+
+
+def test_only_columns_whose_values_repeat_are_tried_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, rows = Random(1), 2 * SAMPLE_ROWS
+    columns = {
+        "k": pa.array(range(rows)),
+        "distinct": pa.array([chance.random() for _ in range(rows)]),
+        "repeated": pa.array([f"{chance.randrange(40_000):032x}" for _ in range(rows)]),
+    }
+    kinds = [Field("distinct", DOUBLE), Field("repeated", STRING)]
+    tried: list[tuple[str, int]] = []
+    sizes = parquet_file._sizes
+
+    def noted(given: pa.Table, *args: Any, **options: Any) -> Any:
+        tried.extend((name, given.num_rows) for name in given.column_names)
+        return sizes(given, *args, **options)
+
+    monkeypatch.setattr(parquet_file, "_sizes", noted)
+    shape = FileShape.like(pa.table(columns), Schema([Field("k", LONG)], [], kinds), TableProperties())
+    assert {name for name, count in tried if count == SAMPLE_ROWS} == {"repeated"}
+    assert "distinct" in shape.plain_columns
 
 
 @pytest.mark.slow
