@@ -105,6 +105,12 @@ class _Remembered:
     def count(self) -> int:
         return len(self.sorted.all) + len(self.recent)
 
+    @property
+    def bounded(self) -> _Remembered:
+        """The plan, or its snapshot alone if it has too many references."""
+        few = self.count <= PLAN_REFERENCES_MAX
+        return self if few else _Remembered(self.snapshot, None, _Sorted(()))
+
     @cached_property
     def inlined(self) -> frozenset[str]:
         return self.sorted.inlined.union(row[1] for row in self.recent if is_inlined(row[1]))
@@ -170,12 +176,10 @@ class Knowledge:
             self.context.inlined.add(name, content)
         if rows.is_since and self.remembered is not None:
             made = self.remembered.later(snapshot, rows.state, rows.references)
-            _plans.put(self.key, made)
+            _plans.put(self.key, made.bounded)
             return rows._replace(references=[*self.candidates, *rows.references], inlined=made.inlined)
         if rows.state is not None:
-            few = len(rows.references) <= PLAN_REFERENCES_MAX
-            state, references = (rows.state, rows.references) if few else (None, ())
-            _plans.put(self.key, _Remembered(snapshot, state, _Sorted(references)))
+            _plans.put(self.key, _Remembered(snapshot, rows.state, _Sorted(rows.references)).bounded)
         elif len(rows.references) >= REFERENCES_MIN and len(self.key[1]) <= PARTITIONS_MAX:
             _plans.put(self.key, _UNKNOWN)
         return rows
