@@ -6,7 +6,7 @@ partitions gets only the references that were added since, and looks only at fil
 
 The statement that plans compares a digest of the references, so it does not matter how they changed: if any
 was removed, all of them come. The facts of a file never change, except which deletions its readers apply. If
-deletions may match the wanted rows, all references come, too.
+deletions may match the wanted rows, remembered facts are not used.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ _plans = _Plans()
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known before a query of some partitions is planned: see `known_plan`."""
+    """The references and content that a process knows before a query of some partitions is planned."""
 
     context: TableContext
     key: _Key
@@ -174,7 +174,9 @@ class Knowledge:
         """
         for name, content in rows.contents:
             self.context.inlined.add(name, content)
-        if rows.is_since and self.remembered is not None:
+        if rows.is_same and self.remembered is not None:
+            if rows.deletions:
+                return rows
             made = self.remembered.later(snapshot, rows.state, rows.references)
             _plans.put(self.key, made.bounded)
             return rows._replace(references=[*self.candidates, *rows.references], inlined=made.inlined)

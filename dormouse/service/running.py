@@ -117,7 +117,7 @@ class Turns:
         return turn[1]
 
     def _look(self) -> None:
-        """Lets another thread begin if one may. Looks again later if there is work that waits."""
+        """Starts another thread if one may begin. Repeats this later if there is work that waits."""
         loop = asyncio.get_running_loop()
         with self._lock:
             may_begin = bool(self._waiting) and self._threads < self._threads_max and self._is_due()

@@ -105,8 +105,12 @@ class PlannedRows(NamedTuple):
     """The names and contents of inlined files that came with the plan."""
     state: str | None = None
     """The state of all references of the partitions, if it was asked for."""
-    is_since: bool = False
-    """True if only the references that were added since the known plan are here."""
+    is_same: bool = False
+    """True if the known references are still those of the partitions.
+
+    `references` then has only those that were added since. If there are deletions, it has those of files that
+    may have wanted keys.
+    """
     inlined: frozenset[str] | None = None
     """The inlined files to which the partitions refer, if `references` may lack some of them."""
 

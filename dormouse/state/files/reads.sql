@@ -53,9 +53,9 @@ where r.partition_id = any(%(partition_ids)s) and {live};
 -- The same as plan, with two more columns, for a caller that may remember the references of an earlier plan of these
 -- partitions, made in the snapshot known_till. The state of a plan is the number of its references and a digest of them. The
 -- first row has the present state (as filename), and whether the references that known_till saw still have the known state
--- and there are no deletions (as is_since). Then only references that were added since follow, and otherwise all. Further
--- rows have the names and contents of inlined files, up to a number of bytes: the wanted ones, and those added since that may
--- have keys within the bounds.
+-- (as is_same). If so, only references that were added since follow; or, if there are deletions, those of files that may have
+-- keys within the bounds. Otherwise all follow. Further rows have the names and contents of inlined files, up to a number of
+-- bytes: the wanted ones, and those added since that may have keys within the bounds.
 with head as materialized (
     select {plan_head}
     from tables t
@@ -68,11 +68,8 @@ with head as materialized (
         and pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true
 ), state as materialized (
     select concat(present.files, ' ', present.digest) as present,
-        coalesce(
-            concat(present.files - new.files, ' ', present.digest # new.digest) = %(known_state)s
-                and (select h.deletions from head h) is null,
-            false
-        ) as is_since
+        coalesce(concat(present.files - new.files, ' ', present.digest # new.digest) = %(known_state)s, false) as is_same,
+        (select h.deletions from head h) is null as is_plain
     from (
         select count(*) as files, {digest_of_references} as digest
         from {file_reference} r
@@ -84,14 +81,19 @@ with head as materialized (
     select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
         f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null as is_known, r.file_id, r.is_added
     from (
-        select a.*, true as is_added from added a where (select s.is_since from state s)
+        select a.*, true as is_added, false as is_bound from added a where (select s.is_same and s.is_plain from state s)
         union all
         select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition,
-            pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true
+            pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true, (select s.is_same from state s)
         from {file_reference} r
-        where r.partition_id = any(%(partition_ids)s) and {live} and not (select s.is_since from state s)
+        where r.partition_id = any(%(partition_ids)s) and {live} and not (select s.is_same and s.is_plain from state s)
     ) r
     left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+    where (
+        r.is_bound and (
+            f.max_key < %(lowest)s::bytea or substring(f.min_key for length(%(highest)s::bytea)) > %(highest)s::bytea
+        )
+    ) is not true
 ), content as (
     select w.filename, c.content, sum(octet_length(c.content)) over (order by w.file_id) as till
     from (
@@ -105,7 +107,7 @@ with head as materialized (
     cross join lateral (select c.* from {file_content} c where c.file_id = w.file_id offset 0) c
 )
 select h.epoch, h.snapshot, h.deletions, h.partition_id, s.present, h.only_contains_data, h.byte_count, h.min_key,
-    h.max_key, h.deletions_till, h.deletions_left, h.row_count, h.is_known, null::bytea as content, s.is_since
+    h.max_key, h.deletions_till, h.deletions_left, h.row_count, h.is_known, null::bytea as content, s.is_same
 from head h, state s
 union all
 select null, null, null, partition_id, filename, only_contains_data_for_this_partition, byte_count, min_key, max_key,
