@@ -187,7 +187,7 @@ class Runner:
         self.slots = Slots(count, settings.queue_seconds_max)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="dormouse-serve")
         self._making: set[asyncio.Future[Any]] = set()
-        self.turns = Turns(self.in_thread, count)
+        self.turns = Turns(self._threads.submit, count)
 
     def in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
