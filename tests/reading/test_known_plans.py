@@ -12,13 +12,11 @@ import pytest
 
 import dormouse as dm
 from dormouse.reading import known_plans
-from dormouse.reading.where import question
 from dormouse.state.files.facts import Planned
 from dormouse.state.files.inlined import InlinedContent
-from dormouse.state.files.store import FileReferenceStore
 from tests.support.api import Instance, Table
-from tests.support.reading import plan_query
-from tests.support.state import LAYOUTS
+from tests.support.reading import plan_query, question
+from tests.support.state import LAYOUTS, FileReferenceStore
 
 KEYS = 24
 STEPS = 40
