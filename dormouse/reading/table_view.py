@@ -28,7 +28,7 @@ from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_lookups, run_transaction
 from dormouse.postgres.queries import Call
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
-from dormouse.reading.plan_content import hold, known_content
+from dormouse.reading.known_plans import Knowledge, known_plan
 from dormouse.reading.planner import (
     Page,
     PlanSummary,
@@ -43,7 +43,6 @@ from dormouse.reading.table_moments import at_moment, gone_of_moment
 from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.facts import KeyBounds, PlannedRows
-from dormouse.state.files.inlined import KnownContent
 from dormouse.state.history.ends import check_since
 
 if TYPE_CHECKING:
@@ -83,7 +82,9 @@ class _PlannedPage(NamedTuple):
     def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
         deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
         made = plan(page, rows.references, deletions)
-        inlined = frozenset(row[1] for row in rows.references if is_inlined(row[1]))
+        inlined = rows.inlined
+        if inlined is None:
+            inlined = frozenset(row[1] for row in rows.references if is_inlined(row[1]))
         return _PlannedPage(page, replace(made, inlined=inlined) if inlined else made, snapshot)
 
 
@@ -91,7 +92,7 @@ class _Request(NamedTuple):
     """A page, and the statement that plans it."""
 
     page: Page
-    known: KnownContent | None
+    known: Knowledge
     call: Call
 
 
@@ -331,11 +332,12 @@ class _View:
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
             ids, bounds = page.partition_ids, self._bounds(ranges)
-            known = known_content(self._context, ids, ranges) if self._reads else None
+            known = known_plan(self._context, ids, ranges) if self._reads else None
+            request = known.request if known else None
             epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
-                partial(self._store.planned_on, ids, bounds, inlined=known)
+                partial(self._store.planned_on, ids, bounds, known=request)
             )
-            hold(self._context, ids, known, snapshot, rows)
+            rows = known.completed(snapshot, rows) if known else rows
             if _is_of(tree, epoch, made_at):
                 self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
@@ -365,8 +367,8 @@ class _View:
             return None
         page = self._page(known, ranges, None)
         ids = page.partition_ids
-        inlined = known_content(self._context, ids, ranges)
-        return _Request(page, inlined, self._store.plan_call(ids, self._bounds(ranges), inlined))
+        knowledge = known_plan(self._context, ids, ranges)
+        return _Request(page, knowledge, self._store.plan_call(ids, self._bounds(ranges), knowledge.request))
 
     def answered(
         self, request: _Request, ranges: KeyRanges, rows: Sequence[Sequence[Any]]
@@ -375,9 +377,9 @@ class _View:
         page, found = request.page, self._store.planned_from(rows)
         if found is None or not _is_of(page.tree, found.epoch, found.made_at):
             return None
-        hold(self._context, page.partition_ids, request.known, found.snapshot, found.rows)
         self._check_known(found.schema_version, found.is_shown_so)
-        return _PlannedPage.of(page, ranges, found.rows, found.snapshot)
+        completed = request.known.completed(found.snapshot, found.rows)
+        return _PlannedPage.of(page, ranges, completed, found.snapshot)
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
         """Yields a first page and all further ones."""

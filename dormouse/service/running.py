@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +39,8 @@ STALL_LOOKS = 10
 """The number of times that a client's progress is checked within the time that it may stall."""
 
 STOP_SECONDS_MAX = 3.0
+TURN_SECONDS = 0.005
+"""The time after which the next query begins in another thread, although the last one has not ended."""
 
 logger = logging.getLogger("dormouse.service")
 
@@ -85,6 +90,91 @@ class Slots:
         self._free.release()
 
 
+class Turns:
+    """The order in which threads do the work of queries. All public methods are for the event loop.
+
+    Threads that are busy at the same time take Python's lock from each other at each of their system calls,
+    so one thread does the work of short queries. Another one begins with the next query only if none has
+    begun for TURN_SECONDS: those that run are then long, or wait for PostgreSQL or for objects.
+    """
+
+    def __init__(self, in_thread: Callable[[Callable[[], None]], object], threads_max: int) -> None:
+        self._in_thread = in_thread
+        self._threads_max = threads_max
+        self._threads = 0
+        self._waiting: deque[_Turn] = deque()
+        self._newest: _Turn | None = None
+        self._begun_at = -math.inf
+        """The time at which the last query began, unless it has ended."""
+        self._is_watched = False
+        self._lock = threading.Lock()
+
+    def run(self, function: Callable[[], None]) -> asyncio.Future[None]:
+        """Runs a function in a thread when its turn comes. Returns a future that is done at its end."""
+        turn = function, asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._look()
+        return turn[1]
+
+    def _look(self) -> None:
+        """Starts another thread if one may begin. Repeats this later if there is work that waits."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            may_begin = bool(self._waiting) and self._threads < self._threads_max and self._is_due()
+            if may_begin:
+                self._threads += 1
+                self._newest, self._begun_at = None, time.monotonic()
+        if may_begin:
+            self._in_thread(partial(self._work, loop))
+        if self._waiting and not self._is_watched:
+            self._is_watched = True
+            loop.call_later(TURN_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_watched = False
+        self._look()
+
+    def _is_due(self) -> bool:
+        return time.monotonic() >= self._begun_at + TURN_SECONDS
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Does the work that waits, until there is none or another thread does it."""
+        turn: _Turn | None = None
+        while (turn := self._next(turn)) is not None:
+            function, ended = turn
+            error: BaseException | None = None
+            try:
+                function()
+            except BaseException as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed when the process ends
+                loop.call_soon_threadsafe(_end, ended, error)
+
+    def _next(self, done: _Turn | None) -> _Turn | None:
+        """Returns the next turn of a thread; None if the thread has to end."""
+        with self._lock:
+            is_newest = done is self._newest
+            if not self._waiting or not (is_newest or self._is_due()):
+                self._threads -= 1
+                if is_newest:
+                    self._begun_at = -math.inf
+                return None
+            self._newest, self._begun_at = self._waiting.popleft(), time.monotonic()
+            return self._newest
+
+
+_Turn = tuple[Callable[[], None], asyncio.Future[None]]
+
+
+def _end(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
 class Runner:
     """The threads and slots of one place, in which the work of requests runs."""
 
@@ -97,6 +187,7 @@ class Runner:
         self.slots = Slots(count, settings.queue_seconds_max)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="dormouse-serve")
         self._making: set[asyncio.Future[Any]] = set()
+        self.turns = Turns(self._threads.submit, count)
 
     def in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
@@ -177,7 +268,7 @@ class Answer(Response):
             return "refused"
         admitted_at = time.monotonic()
         making = Making(self.work.pieces())
-        making.begin(self.runner.in_thread)
+        making.begin(self.runner.turns.run if self.place is Place.QUERIES else self.runner.in_thread)
         self.runner.free(making.ended)
         try:
             deadline = admitted_at + self._seconds_max

@@ -244,6 +244,8 @@ class Making:
     def _make(self) -> None:
         with closing(self._pieces):
             try:
+                if self._is_over:  # before its turn came
+                    return
                 for piece in self._pieces:
                     self._hand_over(piece)
                     self._may_make.acquire()

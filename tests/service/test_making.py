@@ -77,3 +77,20 @@ def test_a_short_finished_answer_is_joined_into_one_piece(
         return found
 
     assert asyncio.run(ask()) == whole
+
+
+def test_an_answer_that_was_stopped_before_its_turn_is_not_made() -> None:
+    made: list[int] = []
+
+    def pieces() -> Generator[Piece]:
+        made.append(1)
+        yield Piece(b"")
+
+    async def stop_first() -> None:
+        making = Making(pieces())
+        making.stop()
+        making.begin(_in_thread)
+        await making.ended
+
+    asyncio.run(stop_first())
+    assert made == []

@@ -24,7 +24,7 @@ from dormouse.errors import (
     ObjectStoreError,
 )
 from dormouse.model.file_reference import ReplaceFileReferencesRequest, is_inlined
-from dormouse.reading import bundles, plan_content
+from dormouse.reading import bundles, known_plans
 from dormouse.state.commits.requests import decode
 from dormouse.state.files import updates
 from dormouse.state.files.inlined import InlinedContent
@@ -260,7 +260,7 @@ def test_the_content_comes_with_the_plan_up_to_a_bound(
         return read(content, names)
 
     monkeypatch.setattr(InlinedContent, "read", counted)
-    monkeypatch.setattr(plan_content, "PLAN_CONTENT_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(known_plans, "PLAN_CONTENT_BYTES_MAX", bytes_max)
     for _ in range(2):
         assert keys_of(table) == list(range(5))
     assert len(fetched) == {1 << 20: 0, 600: 4, 0: 5}[bytes_max]

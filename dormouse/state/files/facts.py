@@ -10,7 +10,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.postgres.queries import bytes_
+from dormouse.model.text import narrow_bytes
+from dormouse.postgres.queries import Uuids, bytes_, texts
 from dormouse.state.files.layout import reference_from_row
 
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
@@ -48,6 +49,40 @@ class KeyBounds(NamedTuple):
         return {"min_keys": bytes_(self.min_keys), "max_keys": bytes_(self.max_keys)}
 
 
+class KnownPlan(NamedTuple):
+    """The facts that a process knows before it plans a query of some partitions, and what it wants.
+
+    - `till`: the snapshot of the last plan of the same partitions, or None.
+    - `state`: the state of the references in that plan, or None.
+    - `inlined`: the prefix of the names of the table's inlined files whose content comes with the plan; None
+      if no content is wanted.
+    - `bytes_max`: the most bytes of content. Other files are read by another query.
+    - `lowest`, `highest`: encoded bounds of the keys. Content of other files does not come.
+    - `wanted`: known inlined files whose content is wanted.
+    """
+
+    till: str | None
+    state: str | None
+    inlined: str | None
+    bytes_max: int
+    lowest: bytes | None = None
+    highest: bytes | None = None
+    wanted: Sequence[str] = ()
+
+    def values(self) -> dict[str, Any]:
+        """Returns the values of the statement."""
+        return {
+            "known_till": self.till,
+            "known_state": self.state,
+            "inlined": self.inlined,
+            "bytes_max": self.bytes_max,
+            "lowest": self.lowest,
+            "highest": self.highest,
+            "wanted_ids": Uuids([narrow_bytes(name) for name in self.wanted]),
+            "wanted": texts(self.wanted),
+        }
+
+
 class PlannedRows(NamedTuple):
     """The references and deletions, from one snapshot, that a query is planned with.
 
@@ -68,6 +103,16 @@ class PlannedRows(NamedTuple):
     deletions: DeletionRows
     contents: Sequence[tuple[str, bytes]] = ()
     """The names and contents of inlined files that came with the plan."""
+    state: str | None = None
+    """The state of all references of the partitions, if it was asked for."""
+    is_same: bool = False
+    """True if the known references are still those of the partitions.
+
+    `references` then has only those that were added since. If there are deletions, it has those of files that
+    may have wanted keys.
+    """
+    inlined: frozenset[str] | None = None
+    """The inlined files to which the partitions refer, if `references` may lack some of them."""
 
 
 class Planned(NamedTuple):

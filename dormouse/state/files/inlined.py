@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.text import narrow_bytes
@@ -12,22 +11,6 @@ from dormouse.postgres.transaction import run_statement
 from dormouse.state.files.layout import OwnTables
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.updates import apply_at_once
-
-
-class KnownContent(NamedTuple):
-    """The content that a plan need not bring, and the most that it brings.
-
-    - `inlined`: the prefix of the names of the table's inlined files.
-    - `known_till`: the snapshot of an earlier plan of the same partitions, or None.
-    - `bytes_max`: the bytes of content. Other files are read by another query.
-    - `lowest`, `highest`: encoded bounds of the keys. Inlined files without such keys are left out.
-    """
-
-    inlined: str
-    known_till: str | None
-    bytes_max: int
-    lowest: bytes | None = None
-    highest: bytes | None = None
 
 
 class InlinedContent:

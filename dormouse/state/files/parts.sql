@@ -164,6 +164,10 @@ json_agg(json_build_array(d.deletion_id, d.condition, exists (
     select from erasure e where e.table_id = d.table_id and e.deletion_id = d.deletion_id
 )))
 
+-- name: digest_of_references
+-- Part of a query: a digest of the references r, which does not depend on their order.
+coalesce(bit_xor(uuid_hash_extended(r.file_id, hashtextextended(r.partition_id, 0))), 0)
+
 -- name: may_be_of
 -- Part of a query: whether a pending deletion d must be applied to a file f, and may match its rows, judged by the keys.
 (d.deletion_id > f.deletions_till or d.deletion_id = any(f.deletions_left)) and (f.max_key < d.min_key) is not true

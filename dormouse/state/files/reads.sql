@@ -49,43 +49,72 @@ from {file_reference} r
 left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
 where r.partition_id = any(%(partition_ids)s) and {live};
 
--- name: plan_inlined
--- The same as plan, with one more column, the content of inlined files: further rows have the names and contents of those
--- files that an earlier plan of these partitions, made in the snapshot known_till, did not see, up to a number of bytes.
--- With bounds of the wanted keys, leaves out inlined files whose keys lie outside, as the planner would do.
-with ref as materialized (
-    select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
-        f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null as is_known, r.file_id, r.added_xid
+-- name: plan_since
+-- The same as plan, with two more columns, for a caller that may remember the references of an earlier plan of these
+-- partitions, made in the snapshot known_till. The state of a plan is the number of its references and a digest of them. The
+-- first row has the present state (as filename), and whether the references that known_till saw still have the known state
+-- (as is_same). If so, only references that were added since follow; or, if there are deletions, those of files that may have
+-- keys within the bounds. Otherwise all follow. Further rows have the names and contents of inlined files, up to a number of
+-- bytes: the wanted ones, and those added since that may have keys within the bounds.
+with head as materialized (
+    select {plan_head}
+    from tables t
+    left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
+    where t.table_id = %(table_id)s
+), added as materialized (
+    select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition
     from {file_reference} r
-    left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
     where r.partition_id = any(%(partition_ids)s) and {live}
-        and (
-            starts_with(r.filename, %(inlined)s)
-            and (
-                f.max_key < %(lowest)s::bytea
-                or substring(f.min_key for length(%(highest)s::bytea)) > %(highest)s::bytea
-            )
-        ) is not true
-), content as (
-    select new.filename, c.content, sum(octet_length(c.content)) over (order by new.file_id) as till
+        and pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true
+), state as materialized (
+    select concat(present.files, ' ', present.digest) as present,
+        coalesce(concat(present.files - new.files, ' ', present.digest # new.digest) = %(known_state)s, false) as is_same,
+        (select h.deletions from head h) is null as is_plain
     from (
-        select distinct file_id, filename
-        from ref
-        where starts_with(filename, %(inlined)s)
-            and pg_visible_in_snapshot(added_xid, %(known_till)s::pg_snapshot) is not true
+        select count(*) as files, {digest_of_references} as digest
+        from {file_reference} r
+        where r.partition_id = any(%(partition_ids)s) and {live}
+    ) present, (
+        select count(*) as files, {digest_of_references} as digest from added r
     ) new
-    cross join lateral (select c.* from {file_content} c where c.file_id = new.file_id offset 0) c
+), ref as materialized (
+    select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
+        f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null as is_known, r.file_id, r.is_added
+    from (
+        select a.*, true as is_added, false as is_bound from added a where (select s.is_same and s.is_plain from state s)
+        union all
+        select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition,
+            pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true, (select s.is_same from state s)
+        from {file_reference} r
+        where r.partition_id = any(%(partition_ids)s) and {live} and not (select s.is_same and s.is_plain from state s)
+    ) r
+    left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
+    where (
+        r.is_bound and (
+            f.max_key < %(lowest)s::bytea or substring(f.min_key for length(%(highest)s::bytea)) > %(highest)s::bytea
+        )
+    ) is not true
+), content as (
+    select w.filename, c.content, sum(octet_length(c.content)) over (order by w.file_id) as till
+    from (
+        select file_id, filename
+        from ref
+        where is_added and starts_with(filename, %(inlined)s) and (max_key < %(lowest)s::bytea) is not true
+            and (substring(min_key for length(%(highest)s::bytea)) > %(highest)s::bytea) is not true
+        union
+        select * from unnest(%(wanted_ids)s::uuid[], %(wanted)s::text[]) as t (file_id, filename)
+    ) w
+    cross join lateral (select c.* from {file_content} c where c.file_id = w.file_id offset 0) c
 )
-select {plan_head}, null::bytea as content
-from tables t
-left join epoch e on e.table_id = t.table_id and e.epoch = t.epoch
-where t.table_id = %(table_id)s
+select h.epoch, h.snapshot, h.deletions, h.partition_id, s.present, h.only_contains_data, h.byte_count, h.min_key,
+    h.max_key, h.deletions_till, h.deletions_left, h.row_count, h.is_known, null::bytea as content, s.is_same
+from head h, state s
 union all
 select null, null, null, partition_id, filename, only_contains_data_for_this_partition, byte_count, min_key, max_key,
-    deletions_till, deletions_left, row_count, is_known, null
+    deletions_till, deletions_left, row_count, is_known, null, null
 from ref
 union all
-select null, null, null, null, filename, null, null, null, null, null, null, null, true, content
+select null, null, null, null, filename, null, null, null, null, null, null, null, true, content, null
 from content
 where till <= %(bytes_max)s;
 

@@ -52,13 +52,14 @@ from dormouse.state.files.facts import (
     FileFacts,
     FilesDeletions,
     KeyBounds,
+    KnownPlan,
     Planned,
     PlannedRows,
     file_of_row,
     files_of_rows,
 )
 from dormouse.state.files.holds import lock_history
-from dormouse.state.files.inlined import InlinedContent, KnownContent
+from dormouse.state.files.inlined import InlinedContent
 from dormouse.state.files.layout import (
     OwnTables,
     key_arrays,
@@ -362,29 +363,29 @@ class FileReferenceStore:
         partition_ids: Sequence[str],
         bounds: KeyBounds,
         conn: psycopg.Connection[Any],
-        inlined: KnownContent | None = None,
+        known: KnownPlan | None = None,
     ) -> Planned:
         """Returns the data with which a query of some partitions is planned, from one statement.
 
-        `conn` is a connection inside the caller's transaction. Content comes if `inlined` is given.
+        `conn` is a connection inside the caller's transaction. See `plan_call` for `known`.
         """
-        statement, values = self.plan_call(partition_ids, bounds, inlined)
+        statement, values = self.plan_call(partition_ids, bounds, known)
         found = self.planned_from(statement.execute(conn, values).fetchall())
         if found is None:
             raise self._unknown_file(partition_ids, conn)
         return found
 
     def plan_call(
-        self, partition_ids: Sequence[str], bounds: KeyBounds, inlined: KnownContent | None = None
+        self, partition_ids: Sequence[str], bounds: KeyBounds, known: KnownPlan | None = None
     ) -> Call:
-        """Returns the statement that plans a query of some partitions, and its values."""
-        known = self.table.properties
-        shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
+        """Returns the statement that plans a query of some partitions: only what is new, if `known` holds."""
+        now = self.table.properties
+        shown_by = json.dumps([now.aggregate, now.filter, now.newest_by, now.verify_reads or None])
         values = {"partition_ids": partition_ids, "shown_by": shown_by, "name": self.table.name}
         values |= bounds.arrays()
         name = "plan"
-        if inlined is not None:
-            name, values = "plan_inlined", {**values, **inlined._asdict()}
+        if known is not None:
+            name, values = "plan_since", {**values, **known.values()}
         return self.own.statement(name), self.own.values(values)
 
     def planned_from(self, rows: Sequence[Sequence[Any]]) -> Planned | None:
@@ -397,9 +398,9 @@ class FileReferenceStore:
             raise TableNotFound.gone(self.table.name)
         if not all(row[12] for row in others):
             return None
-        contents = [(row[4], content) for row in others for content in row[13:] if content is not None]
+        contents = [(row[4], row[13]) for row in others if row[13] is not None] if len(head) > 13 else []
         references = [row[3:12] for row in others[: len(others) - len(contents)]]
-        planned = PlannedRows(references, head[2] or (), contents)
+        planned = PlannedRows(references, head[2] or (), contents, head[4], head[13:] == (None, True))
         return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:

@@ -1,0 +1,209 @@
+"""Plans that know the references of earlier ones are those that read all references, whatever changes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.reading import known_plans
+from dormouse.state.files.facts import Planned
+from dormouse.state.files.inlined import InlinedContent
+from tests.support.api import Instance, Table
+from tests.support.reading import plan_query, question
+from tests.support.state import LAYOUTS, FileReferenceStore
+
+KEYS = 24
+STEPS = 40
+SCHEMA = dm.Schema(
+    [dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)], values=[dm.Field("value", dm.LONG)]
+)
+Row = tuple[int, str, int]
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remembers every plan, and sorts its references early."""
+    monkeypatch.setattr(known_plans, "REFERENCES_MIN", 0)
+    monkeypatch.setattr(known_plans, "RECENT_MAX", 3)
+    monkeypatch.setattr(known_plans, "_RUN", 2)
+    forget(monkeypatch)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_plans, "_plans", known_plans._Plans())
+
+
+@pytest.fixture
+def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of references that came from the database, for each plan."""
+    counts: list[int] = []
+    read = FileReferenceStore.planned_from
+
+    def counted(store: FileReferenceStore, rows: Sequence[Sequence[Any]]) -> Planned | None:
+        found = read(store, rows)
+        counts.append(-1 if found is None else len(found.rows.references))
+        return found
+
+    monkeypatch.setattr(FileReferenceStore, "planned_from", counted)
+    yield counts
+
+
+def new_table(instance: Instance, layout: str = "file_table", name: str = "t", **properties: Any) -> Table:
+    given = {"history_retention_seconds": 3_600, "gc_delay_seconds": 0} | properties
+    return instance.create_table(name, SCHEMA, layout=layout, properties=dm.TableProperties(**given))
+
+
+def ingest(table: Table, *rows: Row) -> None:
+    columns = zip(*rows, strict=True)
+    table.ingest(pa.table(dict(zip(("key", "name", "value"), map(list, columns), strict=True))))
+
+
+def look_up(table: Table, where: dict[str, Any]) -> Counter[Row]:
+    return Counter(tuple(row.values()) for row in table.query(where).read_all().to_pylist())
+
+
+def planned(table: Table, where: dict[str, Any]) -> list[str]:
+    ranges = question(table.context.schema, where, None, None).ranges
+    return sorted(scan.filename for group in plan_query(table.context, ranges) for scan in group)
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 65_536], ids=["objects", "inlined"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_look_ups_and_ranges_see_every_change(
+    instance: Instance, layout: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ingests, deletions, compactions, splits, restores, collection and other layouts, in random order."""
+    table = new_table(
+        instance, layout, inline_bytes_max=inline_bytes_max, split_threshold_rows=20, compaction_batch_files=4
+    )
+    chance = random.Random(f"{layout} {inline_bytes_max}")
+    rows: Counter[Row] = Counter()
+    cuts: list[tuple[dm.Cut, Counter[Row]]] = []
+    for step in range(STEPS):
+        kind = chance.choice(
+            ["ingest"] * 6 + ["delete", "compact", "split", "collect", "cut", "restore", "layout"]
+        )
+        if kind == "ingest":
+            some = [
+                (chance.randrange(KEYS), chance.choice("ab"), step) for _ in range(chance.choice([1, 1, 9]))
+            ]
+            ingest(table, *some)
+            rows += Counter(some)
+        elif kind == "delete":
+            key = chance.randrange(KEYS)
+            table.delete({"key": key})
+            rows = Counter({row: count for row, count in rows.items() if row[0] != key})
+        elif kind == "compact":
+            table.compact(engine="local")
+        elif kind == "split":
+            table.split()
+        elif kind == "collect":
+            table.collect_garbage()
+        elif kind == "cut":
+            cuts.append((table.history.record_cut(), rows.copy()))
+        elif kind == "restore" and cuts:
+            cut, rows = chance.choice(cuts)
+            rows = rows.copy()
+            table.restore(cut)
+        elif kind == "layout":
+            table.convert_layout(chance.choice(LAYOUTS))
+        key = chance.randrange(KEYS)
+        wanted: list[tuple[dict[str, Any], range, str]] = [
+            ({"key": key}, range(key, key + 1), "ab"),
+            ({"key": key, "name": "a"}, range(key, key + 1), "a"),
+            ({"key": dm.Range(key, key + 5)}, range(key, key + 5), "ab"),
+            ({}, range(KEYS), "ab"),
+        ]
+        for where, keys, names in wanted:
+            expected = {row: count for row, count in rows.items() if row[0] in keys and row[1] in names}
+            assert look_up(table, where) == expected, (step, kind, where)
+            known = planned(table, where)
+            with monkeypatch.context() as patch:
+                forget(patch)
+                assert known == planned(table, where), (step, kind, where)
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 65_536], ids=["objects", "inlined"])
+def test_only_new_references_come(instance: Instance, came: list[int], inline_bytes_max: int) -> None:
+    table = new_table(instance, inline_bytes_max=inline_bytes_max)
+    for key in range(10):
+        ingest(table, (key, "a", key))
+    for _ in range(2):  # the first plan of objects has no state
+        look_up(table, {"key": 3})
+    came.clear()
+    look_up(table, {"key": 4})
+    ingest(table, (4, "a", 1), (9, "a", 1))
+    ingest(table, (5, "a", 1))
+    assert look_up(table, {"key": 4}) == Counter([(4, "a", 4), (4, "a", 1)])
+    assert look_up(table, {"key": 9}) == Counter([(9, "a", 9), (9, "a", 1)])
+    assert came == [0, 2, 0]
+    table.delete({"key": 4})
+    assert look_up(table, {"key": 4}) == Counter()
+    assert look_up(table, {"key": 5}) == Counter([(5, "a", 5), (5, "a", 1)])
+    assert came[3:] == [2, 0]  # the files that may have the deleted key, and nothing new
+    table.compact(engine="local")
+    came.clear()
+    assert [look_up(table, {"key": 9}) for _ in range(2)] == [Counter([(9, "a", 9), (9, "a", 1)])] * 2
+    assert came[0] > 0
+    assert came[1] == 0
+
+
+def test_a_look_up_beside_many_files_looks_at_few(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(instance, inline_bytes_max=65_536)
+    monkeypatch.setattr(known_plans, "RECENT_MAX", 0)
+    for key in range(40):
+        ingest(table, (key, "a", key))
+    look_up(table, {"key": 3})
+    known = known_plans.known_plan(
+        table.context, ["root"], question(table.context.schema, {"key": 7}, None, None).ranges
+    )
+    assert len(known.candidates) == 1
+    assert known.request is not None
+    assert len(known.request.wanted) == 1
+    monkeypatch.delattr(InlinedContent, "read")  # the content comes with the plan
+    assert look_up(table, {"key": 7}) == Counter([(7, "a", 7)])
+
+
+def test_the_memory_is_bounded(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_plans, "REFERENCES_MAX", 5)
+    monkeypatch.setattr(known_plans, "PLAN_REFERENCES_MAX", 3)
+    monkeypatch.setattr(known_plans, "PLANS_MAX", 2)
+    plans = known_plans._plans
+    for number in range(1, 5):
+        table = new_table(instance, inline_bytes_max=65_536, name=f"t{number}")
+        for step in range(number):
+            ingest(table, (step, "a", step))
+            for _ in range(2):
+                assert sum(look_up(table, {}).values()) == step + 1
+        assert 1 <= len(plans._plans) <= 2
+        assert plans._count == sum(made.count for made in plans._plans.values()) == [1, 3, 5, 0][number - 1]
+
+
+def test_keys_of_any_order_are_found_among_sorted_references() -> None:
+    """Compares the search with a look at each, for random bounds that are prefixes or keys."""
+    chance = random.Random(5)
+
+    def key() -> bytes:
+        return bytes(chance.choice(b"\x00\x01a\xfe\xff") for _ in range(chance.randrange(1, 5)))
+
+    for _ in range(300):
+        pairs = [sorted((key(), key())) for _ in range(chance.randrange(20))]
+        references: list[tuple[Any, ...]] = [("p", str(n), True, 1, *pair) for n, pair in enumerate(pairs)]
+        references.append(("p", "unknown", True, 1, None, None))
+        lowest, highest = sorted((key(), key()))
+        found = known_plans._Sorted(references).within(lowest, highest)
+        wanted = [
+            row[1]
+            for row in references
+            if row[4] is None
+            or not (row[5] < lowest or (row[4] > highest and not row[4].startswith(highest)))
+        ]
+        assert sorted(row[1] for row in found) == sorted(wanted)
