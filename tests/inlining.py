@@ -32,6 +32,7 @@ SUITES = {
     "test_reshaping_model",
     "test_restores_model",
     "test_scaling",
+    "test_spark_source",
     "test_time_travel",
 }
 """The test modules whose tests run with inlined files and with objects."""
