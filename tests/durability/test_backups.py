@@ -134,6 +134,7 @@ def copy(lake: Path, tmp_path: Path) -> Path:
     return tmp_path / name
 
 
+@pytest.mark.objects
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("part", "how"),

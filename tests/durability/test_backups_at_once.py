@@ -115,6 +115,7 @@ def test_ending_a_hold_keeps_another_hold_with_the_same_name(tmp_path: Path) -> 
             assert all(path.exists() for path in before)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 def test_commit_requests_in_a_backup_are_applied_after_its_restore(

@@ -249,6 +249,10 @@ def test_nothing_is_found_while_everything_runs(dsn: str, tmp_path: Path, layout
             finally:
                 over.set()
 
+        def ingest(number: int) -> None:
+            table.ingest(rows(37 * number % 3_000, 50))
+            over.wait(0.1)  # a small ingest is faster than the check of its file
+
         def maintain(number: int) -> None:
             table.compact()
             table.split()
@@ -260,7 +264,7 @@ def test_nothing_is_found_while_everything_runs(dsn: str, tmp_path: Path, layout
 
         problems, *others = at_once(
             check,
-            until_over(lambda number: table.ingest(rows(37 * number % 3_000, 50))),
+            until_over(ingest),
             until_over(maintain),
             until_over(convert),
         )
