@@ -22,7 +22,7 @@ from typing import BinaryIO
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import failed, missing, parquet_suffix, schema_version_of, whole_range
-from dormouse.objects.staging import Slot
+from dormouse.objects.staging import Slot, StagingArea, private_folder
 from dormouse.objects.store import ObjectStore, WrappedStore
 
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -32,6 +32,7 @@ KEPT_SECONDS = 900
 ITEM_BYTES = 4_096
 """The bytes that a file of any size takes on the disk."""
 
+_PRIVATE = "dormouse-inlined"
 BUNDLE = "bundle"
 """The beginning of the last part of the name of a local file with the rows of many inlined files."""
 
@@ -44,7 +45,7 @@ class _LocalFiles:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._slot: Slot = store.staging_area().claim()
+        self._slot = _claimed(store)
         self._process_id = os.getpid()
         self._used: OrderedDict[str, tuple[Path, int, float]] = OrderedDict()
         self._byte_count = 0
@@ -91,7 +92,7 @@ class _LocalFiles:
         with self._lock:
             if not self._slot.folder.exists():  # a cleaner of temporary files deleted it
                 os.close(self._slot.lock)
-                self._slot = self._store.staging_area().claim()
+                self._slot = _claimed(self._store)
             path = self._slot.path(local)
         written = path.with_suffix(f".{threading.get_ident()}")
         try:
@@ -113,6 +114,20 @@ class _LocalFiles:
     def _close(self) -> None:
         if self.is_own:
             self._slot.close()
+
+
+def _claimed(store: ObjectStore) -> Slot:
+    area = _area(store)
+    if area != store.staging_area():
+        area.sweep()  # nothing else does
+    return area.claim()
+
+
+def _area(store: ObjectStore) -> StagingArea:
+    """Returns the area for local files: the store's, or a private one if this user may not write there."""
+    area = store.staging_area()
+    there = next(folder for folder in (area.folder, *area.folder.parents) if folder.exists())
+    return area if os.access(there, os.W_OK) else StagingArea(private_folder(_PRIVATE))
 
 
 _files: dict[tuple[object, ...], _LocalFiles] = {}
@@ -168,7 +183,7 @@ class InlinedFiles(WrappedStore):
         """Deletes objects, and the local files of inlined ones that processes of this machine have."""
         deleted = list(names)
         if local := [local_name(name) for name in deleted if is_inlined(name)]:
-            for slot in self.store.staging_area().folder.glob("*"):
+            for slot in _area(self.store).folder.glob("*"):
                 for one in local:
                     with suppress(OSError):
                         (slot / one).unlink(missing_ok=True)
@@ -180,7 +195,7 @@ class InlinedFiles(WrappedStore):
         Call it after `delete`, so that no new bundle has rows of these files. Plans that read a bundle are
         made again.
         """
-        area = self.store.staging_area().folder
+        area = _area(self.store).folder
         for folder in {name.rsplit("/", 2)[0] for name in names if is_inlined(name)}:
             for path in area.glob(f"*/{narrow_id(folder).hex}-*"):
                 with suppress(OSError):
@@ -234,7 +249,7 @@ def inlining(store: ObjectStore, contents: Contents) -> InlinedFiles:
 
 def inlined_folder(store: ObjectStore) -> str:
     """Returns the folder below which all processes have the local files of a store's inlined files."""
-    return f"{store.staging_area().folder}/"
+    return f"{_area(store).folder}/"
 
 
 def place_of(store: ObjectStore, name: str) -> str:

@@ -209,13 +209,13 @@ class TableContext:
 
     @contextmanager
     def writing(
-        self, *, loads: bool = False, leftovers: bool = False
+        self, *, loads: bool = False, leftovers: bool = False, durable: bool = True
     ) -> Iterator[tuple[TableContext, WriteAttempt]]:
         """Yields the services with the columns that a writer uses, and its write attempt.
 
-        `loads` and `leftovers` are passed to `WriteAttempts.attempt`.
+        `loads`, `leftovers` and `durable` are passed to `WriteAttempts.attempt`.
         """
-        with self.attempts.attempt(self.table, loads=loads, leftovers=leftovers) as attempt:
+        with self.attempts.attempt(self.table, loads=loads, leftovers=leftovers, durable=durable) as attempt:
             yield self.writing_for(attempt)
 
     def writing_for(self, attempt: WriteAttempt) -> tuple[TableContext, WriteAttempt]:

@@ -34,7 +34,7 @@ from dormouse.errors import (
     InvalidInput,
     JobFailed,
 )
-from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.file_reference import FileWithReferences, is_inlined
 from dormouse.model.loops import Progress, backoff_seconds, no_progress, tries
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import (
@@ -55,7 +55,15 @@ from dormouse.sources.source_files import InOrder, leaf_counts
 from dormouse.state.commits.requests import AddFiles
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
-from dormouse.writing.inlining import BUDGET, begun, inlined_files, is_small, may_inline
+from dormouse.writing.inlining import (
+    ASK_ATTEMPTS_MAX,
+    ASK_WAIT_SECONDS_MAX,
+    begun,
+    commit_inlined,
+    inlined_files,
+    is_small,
+    may_inline,
+)
 from dormouse.writing.parquet_file import ROW, LeafFiles
 
 if TYPE_CHECKING:
@@ -64,8 +72,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 INGEST_ID_BYTES_MAX = 200
-ASK_ATTEMPTS_MAX = 8
-ASK_WAIT_SECONDS_MAX = 5.0
 T = TypeVar("T")
 ENGINES = ("auto", "local", "spark")
 CLUSTER_BYTES_MIN = 256 * 1024 * 1024
@@ -140,22 +146,28 @@ def ingest_in_process(
     """
     given = GivenData(data, deletes)
     progress = progress or no_progress
+    small = may_inline(context) and is_small(given.data)
+    tentative = small and is_keyed(context.properties)
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
         files, source = inlined_of(current, source, progress) if may_inline(current) else ([], source)
-        return files or write_leaves(current, attempt, source, progress, memory_bytes or _held_bytes())
+        if files:
+            return files
+        if tentative:
+            current.attempts.confirm(attempt)
+        return write_leaves(current, attempt, source, progress, memory_bytes or _held_bytes())
 
     def inlined(current: TableContext) -> list[FileWithReferences]:
-        if is_keyed(current.properties) or not (may_inline(current) and is_small(given.data)):
+        if tentative or not small:
             return []
         try:
             return inlined_of(current, open_source(given.data, current.schema), progress)[0]
         except InvalidData:
             return []  # the columns may have changed, which `write` notices
 
-    return ingest_once(context, ingest_id, write, digest=given.digest, inlined=inlined)
+    return ingest_once(context, ingest_id, write, digest=given.digest, inlined=inlined, durable=not tentative)
 
 
 def _held_bytes() -> int:
@@ -362,6 +374,7 @@ def ingest_once(
     digest: Callable[[], bytes | None] = lambda: None,
     leftovers: bool = False,
     inlined: Callable[[TableContext], Sequence[FileWithReferences]] = lambda _: (),
+    durable: bool = True,
 ) -> IngestReport:
     """Commits the files that `write` returns, once for each id; does not call `write` for an applied id.
 
@@ -373,6 +386,7 @@ def ingest_once(
     - `leftovers`: other processes may still write objects of the attempt, also when it fails. These objects
       are deleted after the commit; see `WriteAttempts.finish`.
     - `inlined`: returns inlined files, which are tried first, or none. It may be called for an applied id.
+    - `durable`: False if `write` confirms the attempt before it writes objects.
 
     Raises `CommitIdReused` for an id that was applied with data of another digest.
     """
@@ -386,13 +400,18 @@ def ingest_once(
     files: Sequence[FileWithReferences] = ()
     of_data = None if source() == STREAM else source()
     applied = context.numbering is None and bool(files := inlined(context))
-    applied = applied and _commit_inlined(context, files, ingest_id, of_data)
+    applied = applied and commit_inlined(context, files, commit_id(ingest_id), of_data)
     # after a try, even a new id may be applied: an answer of the database may have been lost
     is_unknown = bool(files) or not is_new
     if not applied and not (is_unknown and _is_applied(context, ingest_id, source)):
-        with context.writing(loads=True, leftovers=leftovers) as (current, attempt):
-            files = write(current, attempt)
-            applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers, source=of_data)
+        with context.writing(loads=True, leftovers=leftovers, durable=durable) as (current, attempt):
+            files = with_place(attempt, write(current, attempt))
+            at_once = attempt.place is not None and context.numbering is None and not leftovers
+            at_once = at_once and bool(files) and all(is_inlined(file.filename) for file in files)
+            applied = at_once and commit_inlined(current, files, commit_id(ingest_id), of_data, attempt)
+            applied = applied or commit_files(
+                current, attempt, files, ingest_id, leftovers=leftovers, source=of_data
+            )
         if not applied:
             _is_applied(context, ingest_id, source)
         if applied and leftovers:
@@ -407,32 +426,6 @@ def ingest_once(
         applied=applied,
         seconds=time.monotonic() - started,
     )
-
-
-def _commit_inlined(
-    context: TableContext, files: Sequence[FileWithReferences], ingest_id: str, source: bytes | None
-) -> bool:
-    """Adds inlined files in one statement. Returns False, and adds nothing, if something is in the way.
-
-    If an answer is lost, it repeats the statement: this waits for the lost transaction, and adds nothing
-    twice. Raises `CommitOutcomeUnknown` if the database no longer answers.
-    """
-    unknown: CommitOutcomeUnknown | None = None
-    pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
-    for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
-        try:
-            applied = context.store.inlined.add(
-                files, commit_id=commit_id(ingest_id), source=source, schema_version=context.schema.version
-            )
-        except CommitOutcomeUnknown as error:
-            unknown = error
-            continue
-        if not applied and unknown is not None:
-            applied = bool(context.store.digests([files[0].filename]))  # no other ingest has this name
-        if applied:
-            BUDGET.add(context.table, sum(file.byte_count or 0 for file in files))
-        return applied
-    raise unknown or AssertionError
 
 
 def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:

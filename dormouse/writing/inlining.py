@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ import pyarrow as pa
 
 from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
 from dormouse.data.newest import Marks
+from dormouse.errors import CommitOutcomeUnknown
 from dormouse.model.file_reference import INLINED, FileWithReferences, is_inlined
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, is_keyed
@@ -34,6 +37,7 @@ from dormouse.writing.parquet_file import FileFacts, FileShape, LeafFiles, write
 
 if TYPE_CHECKING:
     from dormouse.reading.where import Deletion
+    from dormouse.state.files.attempts import WriteAttempt
     from dormouse.state.files.compaction_jobs import CompactionJob
     from dormouse.state.files.store import FileReferenceStore
 
@@ -50,6 +54,8 @@ FULL_SHARE, LOW_SHARE = 0.75, 0.5
 
 The first leaves room for what other processes add within `COUNTED_SECONDS`.
 """
+ASK_ATTEMPTS_MAX = 8
+ASK_WAIT_SECONDS_MAX = 5.0
 COUNTED_SHARE = 16
 """The divisor of `inline_total_bytes_max` that gives the bytes after which a process counts again."""
 
@@ -223,6 +229,45 @@ def inlined_files(
     files = writer.files(rows, lookup.indexes(rows))
     bytes_max = context.properties.inline_bytes_max
     return None if any((file.byte_count or 0) > bytes_max for file in files) else files
+
+
+# Their commit.
+
+
+def commit_inlined(
+    context: TableContext,
+    files: Sequence[FileWithReferences],
+    commit_id: str,
+    source: bytes | None,
+    attempt: WriteAttempt | None = None,
+) -> bool:
+    """Adds inlined files in one statement, and ends the attempt, if one is given.
+
+    Returns False, and adds nothing, if something is in the way.
+
+    If an answer is lost, it repeats the statement: this waits for the lost transaction, and adds nothing
+    twice. Raises `CommitOutcomeUnknown` if the database no longer answers.
+    """
+    unknown: CommitOutcomeUnknown | None = None
+    pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
+    for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
+        try:
+            applied = context.store.inlined.add(
+                files,
+                commit_id=commit_id,
+                source=source,
+                schema_version=context.schema.version,
+                attempt_id=None if attempt is None else attempt.attempt_id,
+            )
+        except CommitOutcomeUnknown as error:
+            unknown = error
+            continue
+        if not applied and unknown is not None:
+            applied = bool(context.store.digests([files[0].filename]))  # no other ingest has this name
+        if applied:
+            BUDGET.add(context.table, sum(file.byte_count or 0 for file in files))
+        return applied
+    raise unknown or AssertionError
 
 
 # The inputs of compaction jobs.

@@ -367,6 +367,7 @@ def test_an_invalid_ca_is_refused(tmp_path: Path) -> None:
             connect("https://127.0.0.1:1", ca=str(path))
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_damaged_file_raises_an_error_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
     """The rows and the error are the same as without a service, and the answer does not count as complete."""

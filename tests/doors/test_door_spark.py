@@ -67,6 +67,7 @@ def test_spark_adds_the_same_rows(
     assert rows == expected
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_spark_returns_no_rows_of_a_damaged_file_with_verify(door: Spark, python: Python) -> None:
     table = door.house.instance.create_table("damaged", test_door_writes.SCHEMA)

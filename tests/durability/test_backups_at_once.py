@@ -96,6 +96,7 @@ def test_a_slow_backup_is_not_treated_as_abandoned(tmp_path: Path) -> None:
                 instance.backup(tmp_path / "lake" / bad)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_ending_a_hold_keeps_another_hold_with_the_same_name(tmp_path: Path) -> None:
     """Two backups that begin in the same second have holds of the same name. Ending one hold keeps
@@ -114,6 +115,7 @@ def test_ending_a_hold_keeps_another_hold_with_the_same_name(tmp_path: Path) -> 
             assert all(path.exists() for path in before)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 def test_commit_requests_in_a_backup_are_applied_after_its_restore(
@@ -203,6 +205,7 @@ def test_an_invalid_manifest_is_reported_in_one_line(tmp_path: Path) -> None:
     assert dm.restore(tmp_path / "backups", tmp_path / "new", made.name, check=True).tables == 1
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_the_names_of_all_objects_of_all_backups_are_not_kept_in_memory() -> None:
     now = datetime.now(UTC)

@@ -14,6 +14,8 @@ from tests.checked import LAYOUTS, lake_of, names, names_of_leaves, problem_kind
 from tests.support.api import Instance
 from tests.support.objects import SKETCHES_SUFFIX
 
+pytestmark = pytest.mark.objects
+
 
 @pytest.fixture(params=LAYOUTS)
 def lake(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[Instance]:

@@ -78,6 +78,7 @@ def _after(days: int) -> datetime:
     return MONDAY + timedelta(days)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_lost_object_is_reported_until_it_is_back(instance: Instance, days: Days) -> None:
     lost, data = lose_a_file(instance, "t3")

@@ -16,6 +16,8 @@ from dormouse.errors import BackupDamaged, ObjectStoreError
 from dormouse.objects.folder import FolderStore
 from tests.standard import OF_KEYS
 
+pytestmark = pytest.mark.objects
+
 SCHEMA = OF_KEYS
 
 

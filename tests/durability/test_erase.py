@@ -184,6 +184,7 @@ def test_erase_waits_for_writers_after_it_deleted_the_files(
     assert (quick(table).is_finished, gone) == (True, [True])
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_second_erasure_deletes_rows_committed_during_the_first(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
@@ -202,6 +203,7 @@ def test_a_second_erasure_deletes_rows_committed_during_the_first(instance: Inst
     assert is_erased(tmp_path)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_erase_accepts_a_missing_object_only_of_a_collected_file(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
@@ -226,6 +228,7 @@ def copied(table: Table, folder: Path, name: str) -> None:
     shutil.copyfile(folder / "objects" / source, target)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_erase_covers_objects_unknown_to_the_database(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)

@@ -133,6 +133,7 @@ def test_an_unreadable_backup_is_named_with_the_reason(lake: Path) -> None:
         assert list(of_backups(report)) == made
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_killed_backup_of_an_older_version_is_named_if_it_has_files(lake: Path) -> None:
     place = lake.parent / "backups"

@@ -214,6 +214,7 @@ def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
         other.maintain(once=True)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_metrics_have_the_backlog_and_the_failures(tmp_path: Path) -> None:
     found: dict[str, float] = {}
@@ -337,6 +338,7 @@ def test_a_lost_database_is_restored_from_the_metadata_backup(lost: Path) -> Non
     assert not list(lost.glob("postgres.new*"))
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_files_of_the_last_metadata_backup_are_kept_after_a_compaction(tmp_path: Path) -> None:
     """While files are missing, no orphan is deleted: an orphan may have the last copy of their rows."""
@@ -422,6 +424,7 @@ def test_a_restored_database_is_moved_into_place_after_it_owns_the_store(
     assert sorted(path.name for path in lost.iterdir()) == sorted([*before, "postgres"])
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_full_disk_is_not_reported_as_damage(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*_: object, **__: object) -> None:

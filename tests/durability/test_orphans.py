@@ -23,6 +23,8 @@ from tests.stored import query
 from tests.support.api import Instance
 from tests.support.objects import ObjectStore
 
+pytestmark = pytest.mark.objects
+
 SCHEMA = OF_KEYS
 NOW = timedelta(0)
 FOREIGN = ["data/t9/1/x.parquet", "data/" + "0" * 32 + "/1/x.parquet", "mine/y"]

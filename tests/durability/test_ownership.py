@@ -101,6 +101,7 @@ def test_a_copy_can_only_read(dsn: str, url: str, copied: Callable[[], str]) -> 
         assert keys(instance) == [1, 2, 3, 4]
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_an_adopted_copy_is_writable_and_the_former_owner_is_not(
     dsn: str, url: str, copied: Callable[[], str], monkeypatch: pytest.MonkeyPatch
@@ -182,6 +183,7 @@ def test_a_committer_ends_when_another_database_is_adopted(
     assert len(ended) == 1
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_an_adopted_database_deletes_no_objects_of_another_timeline(
     dsn: str, url: str, copied: Callable[[], str]

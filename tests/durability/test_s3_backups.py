@@ -109,6 +109,7 @@ def test_an_instance_in_s3_is_backed_up_and_restored_with_its_answers(
     assert restored_answers(place, tmp_path / "second", second.name) == after
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_folder_is_backed_up_to_s3_and_damage_there_is_reported(bucket: str, tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
@@ -131,6 +132,7 @@ def test_a_folder_is_backed_up_to_s3_and_damage_there_is_reported(bucket: str, t
     assert restored_answers(bucket, tmp_path / "whole", second.name) == before
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: Path) -> None:
     """The errors of queries, SQL and compaction name the table, partition and file, and say what to do."""

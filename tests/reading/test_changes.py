@@ -191,6 +191,7 @@ def test_the_files_are_looked_up_once_however_many_deletions_there_are(
     assert kinds_and_keys(table, cut) == [*expected, ("insert", 500)]
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_rows_that_an_older_transaction_adds_after_a_deletion_come_after_it(instance: Instance) -> None:
     """The transaction has a smaller id than the deletion, but commits after it."""

@@ -276,6 +276,7 @@ def test_a_replaced_file_of_the_same_name_is_read_again(tmp_path: Path) -> None:
     assert rows_of(store, "gone.parquet", size, {field: 2}, ["k"]) is None
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 @pytest.mark.parametrize("bytes_max", [0, 1_000_000], ids=["pages", "whole"])
 def test_look_ups_in_damaged_pages_raise_no_errors(

@@ -79,6 +79,7 @@ def test_a_task_whose_process_dies_is_retried(
     assert reference.row_count == 20
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_large_job_is_several_tasks(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def test_a_table_dropped_while_it_is_compacted_is_skipped(
     assert second.jobs.count() == (0, 0)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_job_that_is_given_up_fails_the_run_but_not_other_jobs(
     new: NewTable,

@@ -18,11 +18,12 @@ from pyspark.sql.functions import col, lit, raise_error, when
 import dormouse as dm
 import dormouse.spark
 from dormouse.errors import InvalidCut
+from tests.inlining import INLINED_BYTES
 from tests.small_tables import clock
 from tests.standard import OF_K
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
-from tests.support.model import json_value
+from tests.support.model import is_inlined, json_value
 
 SCHEMA = dm.Schema(
     row_keys=[dm.Field("k", dm.LONG), dm.Field("name", dm.STRING)],
@@ -223,6 +224,24 @@ def test_view_makes_a_view_of_each_table(spark: SparkSession, instance: Instance
 
 
 @pytest.mark.slow
+def test_inlined_files_are_read_beside_objects(
+    spark: SparkSession, instance: Instance, table: Table, load: Load
+) -> None:
+    table.compact(full=True)
+    table.set_properties(inline_bytes_max=INLINED_BYTES)
+    table.ingest(rows(ROWS + 20, 5))
+    table.delete({"k": (ROWS + 20) // 2})
+    names = [one.filename for one in table.files.file_references()]
+    assert {*map(is_inlined, names)} == {False, True}
+    expected = ordered(table.query().read_all())
+    assert of_spark(load()) == of_spark(dormouse.spark.read(spark, table)) == expected
+    assert dormouse.spark.view(spark, instance) == ["t"]
+    assert of_spark(spark.sql("select * from t")) == expected
+    where = {"k": dm.Range(ROWS // 2)}
+    expected = ordered(table.query(where, ["name"]).read_all())
+    assert of_spark(dormouse.spark.read(spark, table, where, ["name"])) == expected
+
+
 def test_changes_after_a_cut_are_read(table: Table, load: Load) -> None:
     found = load(changes_after="before", columns="k,name")
     assert found.columns == ["k", "name", "_change"]

@@ -17,6 +17,7 @@ SCHEMA = OF_K_AND_TEXTS
 ROWS = 300
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_spark_gives_no_rows_of_a_damaged_file(spark: SparkSession, instance: Instance, dsn: str) -> None:
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(verify_reads=True))

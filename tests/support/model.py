@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dormouse.model.cut import Cut, Position
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import (
     ROOT,
@@ -67,6 +68,7 @@ __all__ = [
     "decode_value",
     "encode_key",
     "encode_value",
+    "is_inlined",
     "json_value",
     "narrow_id",
     "split_partition",

@@ -14,6 +14,8 @@ from tests.stored import query
 from tests.support.state import TableContext
 from tests.support.writing import compact
 
+pytestmark = pytest.mark.objects
+
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
 

@@ -73,6 +73,7 @@ def test_one_file_has_the_rows_of_all_ranges(new_table: NewTable) -> None:
     assert len(objects_of(table)) == 3 * 2
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_parts_are_joined_in_s3(new_table_in: NewTable, s3_store: ObjectStore) -> None:
     table = new_table_in(s3_store, **PAIRS)

@@ -66,6 +66,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 @pytest.mark.parametrize("writing", WRITING)
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])

@@ -20,6 +20,8 @@ from dormouse.postgres import ConnectionSupplier
 from tests.support.state import Catalog, TableContext
 from tests.support.writing import ingest_in_process as ingest
 
+pytestmark = pytest.mark.objects
+
 WAIT_SECONDS_MAX = 180
 ROWS = 50_000
 CHILD = """

@@ -35,7 +35,7 @@ def add(number):
     return module.ingest_in_process(context, rows, ingest_id=str(number))
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
-BEFORE_THE_STATEMENT = OPEN + "module._commit_inlined = die\nadd(1)"
+BEFORE_THE_STATEMENT = OPEN + "module.commit_inlined = die\nadd(1)"
 AFTER_THE_COMMIT = (
     OPEN
     + """

@@ -24,6 +24,7 @@ from dormouse.errors import (
     ObjectStoreError,
 )
 from dormouse.model.file_reference import ReplaceFileReferencesRequest, is_inlined
+from dormouse.objects import inlined
 from dormouse.reading import bundles, known_plans
 from dormouse.state.commits.requests import decode
 from dormouse.state.files import updates
@@ -217,6 +218,28 @@ def test_inlined_files_are_split_like_others(instance: Instance) -> None:
     table.compact(full=True)
     assert keys_of(table) == list(range(40))
     assert not any(map(is_inlined, table.context.store.partition_to_filenames()))
+
+
+def test_a_reader_that_may_not_write_to_the_store_keeps_content_in_a_folder_of_its_own(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, own = (tmp_path / "objects").as_uri(), tmp_path / "temporary"
+    own.mkdir()
+    with dm.connect(dsn, url) as instance:
+        table = new_table(instance)
+        for key in range(10):
+            table.ingest(rows(key))
+    monkeypatch.setattr("tempfile.tempdir", str(own))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    shutil.rmtree(tmp_path / "objects" / ".staging", ignore_errors=True)
+    inlined._files.clear()
+    with dm.connect(dsn, url, read_only=True) as instance:
+        assert keys_of(instance.table("t")) == list(range(10))
+        assert instance.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 10}]
+        with instance.duckdb() as opened:
+            assert opened.execute("select count(*) from t").fetchall() == [(10,)]
+    assert list(own.rglob("*.parquet"))
+    assert not (tmp_path / "objects" / ".staging").exists()
 
 
 def test_an_ingest_after_a_split_of_this_process_adds_to_the_new_leaves(instance: Instance) -> None:

@@ -151,15 +151,15 @@ class WriteAttempts:
 
     @contextmanager
     def attempt(
-        self, table: TableRecord, *, loads: bool = False, leftovers: bool = False
+        self, table: TableRecord, *, loads: bool = False, leftovers: bool = False, durable: bool = True
     ) -> Iterator[WriteAttempt]:
         """Yields an attempt for the duration of a job; deletes the attempt's objects if the job fails.
 
         After `CommitOutcomeUnknown`, the objects may be live, so nothing is deleted. `collect` decides when
         the attempt has expired. `loads` means that the job adds rows and does not only rewrite existing ones.
-        For `leftovers`, see `discard`.
+        For `leftovers`, see `discard`; for `durable`, see `begin`.
         """
-        attempt = self.begin(table, loads=loads)
+        attempt = self.begin(table, loads=loads, durable=durable)
         try:
             yield attempt
         except CommitOutcomeUnknown:
@@ -171,10 +171,15 @@ class WriteAttempts:
             self.discard(attempt, leftovers=leftovers)
             raise
 
-    def begin(self, table: TableRecord, *, loads: bool = False) -> WriteAttempt:
-        """Records a new attempt; raises `TableNotFound` when the table was dropped."""
+    def begin(self, table: TableRecord, *, loads: bool = False, durable: bool = True) -> WriteAttempt:
+        """Records a new attempt; raises `TableNotFound` when the table was dropped.
+
+        If not `durable`, the disk is not flushed: a crash of the server may lose the record, and the attempt
+        can then commit nothing. Call `confirm` before it writes an object.
+        """
         attempt_id, has_place = uuid.uuid4().hex, loads and is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
+        values["durable"] = durable
         rows = self._rows("begin", {**values, "no_place": 0 if has_place else None})
         # a second transaction, so that a process that sees a larger place also sees this attempt
         places = self._rows("take_place", values) if rows and has_place else []
@@ -182,6 +187,11 @@ class WriteAttempts:
             raise TableNotFound.gone(table.name)
         place = Place(*places[0]) if places else None
         return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place, rows[0][1])
+
+    def confirm(self, attempt: WriteAttempt) -> None:
+        """Makes an attempt durable. Raises `AttemptAbandoned` if it was abandoned or lost."""
+        if not self._execute("confirm", attempt._key):
+            raise abandoned(attempt.attempt_id)
 
     @staticmethod
     def finish(

@@ -1,6 +1,6 @@
 -- name: begin
 -- Announces a writer before it writes anything. Its objects lie under the incarnation. A load that will take its place
--- later is visible from now on.
+-- later is visible from now on. Without "durable", a crash of the server may lose the record: see confirm.
 insert into write_attempt (table_id, attempt_id, object_prefix, sequence, deletions_till, schema_version)
 select
     table_id,
@@ -13,7 +13,7 @@ select
     %(no_place)s::bigint,
     schema_version
 from tables
-where table_id = %(table_id)s
+where table_id = %(table_id)s and (%(durable)s or set_config('synchronous_commit', 'off', true) = 'off')
 -- waits for a drop or a change of the columns, or makes these wait, so that they see this writer
 for key share
 returning object_prefix, schema_version;
@@ -25,7 +25,14 @@ update write_attempt a
 set sequence = nextval('load_sequence'),
     deletions_till = (select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s)
 where a.table_id = %(table_id)s and a.attempt_id = %(attempt_id)s::uuid
+    and (%(durable)s or set_config('synchronous_commit', 'off', true) = 'off')
 returning a.sequence, a.deletions_till, clock_timestamp();
+
+-- name: confirm
+-- Puts the record of an attempt on the disk: this transaction does, and with it all earlier ones.
+update write_attempt set started_at = started_at
+where table_id = %(table_id)s and attempt_id = %(attempt_id)s::uuid and abandoned_at is null
+returning attempt_id;
 
 -- name: finish
 -- Ends attempts in the transaction that commits their files; returns those that were not abandoned.

@@ -26,13 +26,17 @@ class InlinedContent:
         commit_id: str,
         source: bytes | None,
         schema_version: int,
+        attempt_id: str | None = None,
     ) -> bool:
         """Adds inlined files in one statement with one flush, if nothing is in the way.
 
-        Returns False, and adds nothing, if the commit or a file was added before, a partition left the tree,
-        or the table's schema has another version. `add_files_with_references` then tells which it was.
+        Ends the attempt, if one is given. Returns False, and adds nothing, if the commit or a file was added
+        before, a partition left the tree, the table's schema has another version, or the attempt has ended.
+        `add_files_with_references` then tells which it was.
         """
-        commit = Commit(files, commit_id, expires=False, same_content=False, source=source)
+        commit = Commit(
+            files, commit_id, expires=False, same_content=False, source=source, attempt_id=attempt_id
+        )
         return apply_at_once(self._own, "add_files", commit, {"schema_version": schema_version})
 
     def read(self, filenames: Sequence[str]) -> dict[str, bytes]:

@@ -88,6 +88,7 @@ def test_failing_rounds_of_every_kind_are_counted(
     assert metrics_in(capsys.readouterr().out)["RoundsFailing"] == 1
 
 
+@pytest.mark.objects
 def test_a_share_of_the_tables_is_checked_once_a_day(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
