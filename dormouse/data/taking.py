@@ -42,8 +42,9 @@ def _follows(piece: pa.Array, last: pa.Array) -> bool:
     return _addresses(piece) == _addresses(last)
 
 
-def _addresses(column: pa.Array) -> list[int | None]:
-    return [None if buffer is None else buffer.address for buffer in column.buffers()]
+def _addresses(column: pa.Array) -> list[tuple[int, int] | None]:
+    """Returns the address and the size of each buffer. A shorter buffer may begin where a longer one does."""
+    return [None if buffer is None else (buffer.address, buffer.size) for buffer in column.buffers()]
 
 
 def at(values: npt.NDArray[Number], places: npt.NDArray[Any]) -> npt.NDArray[Number]:
