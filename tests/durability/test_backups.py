@@ -24,6 +24,8 @@ from tests.stored import query
 from tests.support.api import Instance
 from tests.support.objects import SKETCHES_SUFFIX
 
+pytestmark = pytest.mark.objects
+
 SCHEMA = OF_KEYS
 PROMPT = dm.TableProperties(
     gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2, attempt_expiry_seconds=1
@@ -68,7 +70,6 @@ def test_a_restored_instance_equals_the_original_and_is_writable(lake: Path, tmp
         assert 99 not in keys(original)
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_an_incremental_backup_copies_only_new_objects(lake: Path, tmp_path: Path) -> None:
     with dm.local(lake / "lake") as instance:
@@ -134,7 +135,6 @@ def copy(lake: Path, tmp_path: Path) -> Path:
     return tmp_path / name
 
 
-@pytest.mark.objects
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("part", "how"),
@@ -185,7 +185,6 @@ def test_since_last_without_an_earlier_backup_makes_a_full_one(copy: Path, tmp_p
     assert dm.backups(tmp_path)[0].name == copy.name
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
     """The damaged object is copied neither from the object store nor from an earlier backup."""
@@ -200,7 +199,6 @@ def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
         assert dm.backups(tmp_path / "new") == []
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_an_object_damaged_before_its_backup_is_not_restored(copy: Path, tmp_path: Path) -> None:
     [path, *_] = sorted((copy / "objects/data").rglob("*.parquet"))
@@ -235,7 +233,6 @@ def test_rows_of_a_backup_are_private(lake: Path) -> None:
         assert (lake / "backups" / one.name).stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_a_hold_keeps_existing_files(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:

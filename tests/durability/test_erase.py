@@ -151,6 +151,7 @@ def test_compaction_jobs_of_erased_files_commit_nothing(instance: Instance, tmp_
     assert len(people(table)) == 9
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_an_earlier_writer_is_named_until_it_ends(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
