@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -57,6 +56,8 @@ def required(column: Column, kind: pa.DataType) -> Column:
 
 
 def _part(values: pa.Array, part: pa.Field, missing: pa.BooleanArray) -> pa.Array:
+    import numpy as np  # the client imports this module and does not need NumPy
+
     found = required(values, part.type)
     if part.nullable or not found.null_count:
         return found
