@@ -148,8 +148,8 @@ def test_a_sleeping_worker_with_jobs_has_a_short_lease(
         left = lease_seconds(supplier, worker._worker_id)
         gate.set()
         assert 0 < left <= 30
-        looked.get(timeout=PATIENCE_SECONDS)
-        assert lease_seconds(supplier, worker._worker_id) > 80
+        while lease_seconds(supplier, worker._worker_id) <= 80:  # a look may come before the job's end
+            looked.get(timeout=PATIENCE_SECONDS)
 
 
 def test_a_worker_that_leaves_with_jobs_stays_registered(

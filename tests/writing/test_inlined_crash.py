@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from ingested import attempts
 
-from dormouse.model.file_reference import is_inlined
 from dormouse.postgres import ConnectionSupplier
-from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.model import LONG, Field, Schema, TableProperties, is_inlined
 from tests.support.objects import open_store
 from tests.support.reading import query
 from tests.support.state import Catalog, TableContext, WriteAttempts

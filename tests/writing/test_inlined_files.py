@@ -23,7 +23,7 @@ from dormouse.errors import (
     InvalidQuery,
     ObjectStoreError,
 )
-from dormouse.model.file_reference import ReplaceFileReferencesRequest, is_inlined
+from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.objects import inlined
 from dormouse.reading import bundles, known_plans
 from dormouse.state.commits.requests import decode
@@ -32,6 +32,7 @@ from dormouse.state.files.inlined import InlinedContent
 from dormouse.writing import inlining
 from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles, encode
+from tests.support.model import is_inlined
 from tests.support.state import LAYOUTS, Commit
 
 INLINED = 65_536

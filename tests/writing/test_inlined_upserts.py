@@ -12,11 +12,11 @@ from keyed_tables import data, keyed, seen, upsert
 import dormouse as dm
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown
 from dormouse.state.files import updates
-from dormouse.state.files.attempts import WriteAttempts
 from dormouse.writing import ingest
 from tests.ingested import attempts
 from tests.stored import query
 from tests.support.api import Instance
+from tests.support.state import WriteAttempts
 
 WATCHED = """
 alter database {database} set synchronous_commit = on;
