@@ -89,17 +89,19 @@ _bundles: OrderedDict[tuple[str, str, int], _Bundle] = OrderedDict()
 _lock = threading.Lock()
 
 
-def bundled(context: TableContext, scans: Sequence[Scan], referenced: Set[str]) -> tuple[Scan, ...]:
+def bundled(
+    context: TableContext, scans: Sequence[Scan], referenced: Set[str], *, makes: bool = True
+) -> tuple[Scan, ...]:
     """Returns the scans of a group, in which those of many inlined files are replaced by that of a bundle.
 
     `referenced` has the inlined files to which the plan's partitions refer, also those without wanted rows.
-    A bundle has no rows that deletions match. Only files that have the table's present columns are joined,
-    only files without deletions in a keyed table, and none if the reader verifies digests.
+    If it may lack some of them, set `makes` to false: a bundle that is made of what one query wants would not
+    be used by the next. A bundle has no rows that deletions match. Only files that have the table's present
+    columns are joined, in a keyed table only those without deletions, and none if the reader verifies digests.
     """
     if context.verifies:
         return tuple(scans)
     inlined = [scan for scan in scans if is_inlined(scan.filename)]
-    whole = len({scan.filename for scan in inlined}) == len(referenced)
     alike: dict[tuple[tuple[KeyRanges, ...], str, int], list[Scan]] = defaultdict(list)
     for scan in inlined:
         if not (scan.deletions and is_keyed(context.properties)):
@@ -108,8 +110,7 @@ def bundled(context: TableContext, scans: Sequence[Scan], referenced: Set[str]) 
     for (_, _, version), some in alike.items():
         if version != context.schema.version or not _are_many(some):
             continue
-        others = referenced - {scan.filename for scan in some}
-        found = _bundle_of(context, some, frozenset() if whole else others, is_whole=whole)
+        found = _bundle_of(context, some, referenced - {scan.filename for scan in some}, makes=makes)
         here = set(map(id, some))
         if found is not None and found.isdisjoint(scan.filename for scan in scans if id(scan) not in here):
             joined |= {id(one): found.scan for one in some if one.filename in found.applied}
@@ -125,12 +126,11 @@ def _are_many(scans: Sequence[Scan]) -> bool:
 
 
 def _bundle_of(
-    context: TableContext, scans: Sequence[Scan], others: Set[str], *, is_whole: bool
+    context: TableContext, scans: Sequence[Scan], others: Set[str], *, makes: bool
 ) -> _Bundle | None:
     """Returns a bundle that has most of some files that are read alike, or None if it would have few.
 
-    It may also have some of the `others`, which have no wanted rows. If the scans are not the whole of what
-    the partition refers to, no bundle is made.
+    It may also have some of the `others`, which have no wanted rows. Only with `makes` a bundle is made.
     """
     key = context.table.uuid, scans[0].partition_id, scans[0].schema_version
     with _lock:
@@ -139,7 +139,7 @@ def _bundle_of(
         known = known.of(scans, others) if context.inlined.has(known.scan.filename) else None
     rest = [scan for scan in scans if known is None or scan.filename not in known.applied]
     is_old = known is not None and len(known.scan.deletions) > TESTS_MAX
-    if not is_whole or not (is_old or _are_many(rest)):
+    if not makes or not (is_old or _are_many(rest)):
         return known
     made = _made(context, scans, rest, known)
     if made is None:
@@ -155,7 +155,7 @@ def _bundle_of(
 def _made(
     context: TableContext, scans: Sequence[Scan], rest: Sequence[Scan], known: _Bundle | None
 ) -> _Bundle | None:
-    """Returns a bundle of all `scans`: those in the `known` one, and the `rest`.
+    """Returns a bundle of the files in the `known` one and of the `rest`; `scans` are those that are wanted.
 
     Returns None if a file no longer exists, which its reader will report.
     """

@@ -176,7 +176,8 @@ class Knowledge:
             self.context.inlined.add(name, content)
         if rows.is_same and self.remembered is not None:
             if rows.deletions:
-                return rows
+                near = (row[1] for row in rows.references if is_inlined(row[1]))
+                return rows._replace(inlined=self.remembered.inlined.union(near))
             made = self.remembered.later(snapshot, rows.state, rows.references)
             _plans.put(self.key, made.bounded)
             return rows._replace(references=[*self.candidates, *rows.references], inlined=made.inlined)

@@ -238,7 +238,8 @@ class QueryPlan:
 
     `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
     of the groups in the page, where groups without files are left out. `inlined` are the inlined files to
-    which the page's partitions refer, also those without wanted rows.
+    which the page's partitions refer, also those without wanted rows. It may lack some of these if
+    `lists_inlined` is false.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
@@ -246,6 +247,7 @@ class QueryPlan:
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
     inlined: frozenset[str] = frozenset()
+    lists_inlined: bool = True
 
     @property
     def filenames(self) -> tuple[str, ...]:

@@ -85,7 +85,9 @@ class _PlannedPage(NamedTuple):
         inlined = rows.inlined
         if inlined is None:
             inlined = frozenset(row[1] for row in rows.references if is_inlined(row[1]))
-        return _PlannedPage(page, replace(made, inlined=inlined) if inlined else made, snapshot)
+        if inlined:
+            made = replace(made, inlined=inlined, lists_inlined=not (rows.is_same and rows.deletions))
+        return _PlannedPage(page, made, snapshot)
 
 
 class _Request(NamedTuple):
@@ -220,7 +222,8 @@ def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> 
     if bundles:
         from dormouse.reading.bundles import bundled  # plans import no pyarrow
 
-        made = replace(made, groups=tuple(bundled(context, group, made.inlined) for group in made.groups))
+        groups = (bundled(context, group, made.inlined, makes=made.lists_inlined) for group in made.groups)
+        made = replace(made, groups=tuple(groups))
     context.inlined.fetch(scan.filename for group in made.groups for scan in group)
     return made
 

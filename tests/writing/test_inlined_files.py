@@ -436,6 +436,37 @@ def test_a_deletion_of_other_files_does_not_reach_newer_rows_of_a_bundle(
     assert table.sql("select key from t order by key").read_all().column("key").to_pylist() == [3, 4, 6]
 
 
+def test_look_ups_of_keys_among_many_files_read_a_bundle(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, join = list[int](), bundles.joined_rows
+    monkeypatch.setattr(
+        bundles, "joined_rows", lambda paths, *given: made.append(len(paths)) or join(paths, *given)
+    )
+
+    def found(key: int) -> list[str]:
+        return sorted(table.query({"key": key}).read_all().column("value").to_pylist())
+
+    for number in range(20):
+        table.ingest(rows(0, number + 1, 99, value=f"{number:02}"))
+    for key in (1, 20, 5, 1):
+        assert found(key) == [f"{key - 1:02}"]
+    assert found(99) == [f"{number:02}" for number in range(20)]
+    assert made == [20], "files that begin before a key and end after it are joined once"
+    table.delete({"key": 5})
+    for key, right in ((5, []), (6, ["05"]), (1, ["00"])):
+        assert found(key) == right
+    for number in range(20, 30):
+        table.ingest(rows(0, number + 1, 99, value=f"{number:02}"))
+        assert found(number + 1) == [f"{number:02}"]
+    assert found(0) == [f"{number:02}" for number in range(30)]
+    assert found(5) == []
+    assert len(made) <= 3
+    table.compact(full=True)
+    assert found(0) == [f"{number:02}" for number in range(30)]
+    assert found(5) == []
+
+
 def test_a_dropped_table_leaves_no_content(instance: Instance, table: Table) -> None:
     table.ingest(rows(1))
     number = table.context.table.table_id
