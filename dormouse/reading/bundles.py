@@ -96,8 +96,8 @@ def bundled(
 
     `referenced` has the inlined files to which the plan's partitions refer, also those without wanted rows.
     If it may lack some of them, set `makes` to false: a bundle that is made of what one query wants would not
-    be used by the next. A bundle has no rows that deletions match. Only files that have the table's present
-    columns are joined, in a keyed table only those without deletions, and none if the reader verifies digests.
+    be used by the next. A bundle has no rows that deletions match. Files of earlier columns are not joined,
+    nor files with deletions in a keyed table, nor any if the reader verifies digests.
     """
     if context.verifies:
         return tuple(scans)

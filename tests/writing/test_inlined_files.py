@@ -444,27 +444,31 @@ def test_look_ups_of_keys_among_many_files_read_a_bundle(
         bundles, "joined_rows", lambda paths, *given: made.append(len(paths)) or join(paths, *given)
     )
 
-    def found(key: int) -> list[str]:
+    def values_at(key: int) -> list[str]:
         return sorted(table.query({"key": key}).read_all().column("value").to_pylist())
 
     for number in range(20):
         table.ingest(rows(0, number + 1, 99, value=f"{number:02}"))
     for key in (1, 20, 5, 1):
-        assert found(key) == [f"{key - 1:02}"]
-    assert found(99) == [f"{number:02}" for number in range(20)]
-    assert made == [20], "files that begin before a key and end after it are joined once"
+        assert values_at(key) == [f"{key - 1:02}"]
+    assert values_at(99) == [f"{number:02}" for number in range(20)]
+    assert made == [20], "files with smaller and larger keys are joined once"
     table.delete({"key": 5})
     for key, right in ((5, []), (6, ["05"]), (1, ["00"])):
-        assert found(key) == right
+        assert values_at(key) == right
     for number in range(20, 30):
         table.ingest(rows(0, number + 1, 99, value=f"{number:02}"))
-        assert found(number + 1) == [f"{number:02}"]
-    assert found(0) == [f"{number:02}" for number in range(30)]
-    assert found(5) == []
-    assert len(made) <= 3
+        assert values_at(number + 1) == [f"{number:02}"]
+    assert values_at(0) == [f"{number:02}" for number in range(30)]
+    assert values_at(5) == []
+    for number in range(10):
+        table.ingest(rows(1_000, 1_001 + number, 1_099, value=f"{number:02}"))
+    for number in range(10):
+        assert [values_at(key)[0] for key in (0, 1_000, 1_001 + number)] == ["00", "00", f"{number:02}"]
+    assert len(made) <= 3, "a plan that does not know all files makes no bundle"
     table.compact(full=True)
-    assert found(0) == [f"{number:02}" for number in range(30)]
-    assert found(5) == []
+    assert values_at(0) == [f"{number:02}" for number in range(30)]
+    assert values_at(5) == []
 
 
 def test_a_dropped_table_leaves_no_content(instance: Instance, table: Table) -> None:
