@@ -41,10 +41,18 @@ HALVED = {"durability", "reading", "spark", "state"}
 
 
 def also_inlined(metafunc: pytest.Metafunc) -> None:
-    """Runs the tests of the suites twice: with objects, and with inlined files."""
+    """Runs the tests of the suites with objects and with inlined files; one of the two in the slow tier.
+
+    A hash of the test's name chooses which.
+    """
     is_suite = metafunc.module.__name__.rpartition(".")[2] in SUITES
     if is_suite and not metafunc.definition.get_closest_marker("objects"):
-        metafunc.parametrize("inlining", [0, INLINED_BYTES], ids=["objects", "inlined"], indirect=True)
+        slow = crc32(metafunc.function.__name__.encode()) % 2
+        ways = [
+            pytest.param(bytes_max, id=name, marks=[pytest.mark.slow] if number == slow else [])
+            for number, (name, bytes_max) in enumerate({"objects": 0, "inlined": INLINED_BYTES}.items())
+        ]
+        metafunc.parametrize("inlining", ways, indirect=True)
 
 
 def _without_inlining(patch: pytest.MonkeyPatch) -> None:

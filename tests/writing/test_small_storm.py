@@ -215,6 +215,7 @@ def empty_soon(table: Table) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_reads_see_acknowledged_rows_in_a_short_storm(dsn: str, tmp_path: Path) -> None:
     roles = ["write 0", "write 1", "write 2", "compact"]
     storm(dsn, tmp_path, roles, 1, kills=False, layout="file_table")
