@@ -202,6 +202,7 @@ def test_a_deletion_by_values_is_ordered_like_the_row_that_it_deletes(instance: 
 
 
 @pytest.mark.slow
+@pytest.mark.objects
 def test_marks_are_kept_while_another_file_has_an_older_row(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, *((key, 0) for key in range(50)))
