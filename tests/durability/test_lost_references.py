@@ -157,6 +157,7 @@ def test_the_lost_half_of_a_partition_is_named(lake: Instance) -> None:
     assert all(leaf in one.detail for one in reported)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_collection_deletes_nothing_of_the_table_until_the_difference_is_accepted(lake: Instance) -> None:
     """The file may be the last one that has its rows, because compaction removed all its other references."""

@@ -123,6 +123,7 @@ def test_moments_in_the_wrong_order_are_refused(new_table: NewTable) -> None:
         changes(table, later, start)
 
 
+@pytest.mark.objects  # it loses an object
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_collected_changes_are_an_error_before_the_first_row(

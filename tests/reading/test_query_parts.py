@@ -217,6 +217,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.objects  # inlined files are read as one
 @pytest.mark.slow
 def test_the_first_rows_need_few_files(instance: Instance, opened: list[int]) -> None:
     table = instance.create_table("small", SCHEMA)
@@ -235,6 +236,7 @@ def test_the_first_rows_need_few_files(instance: Instance, opened: list[int]) ->
     assert opened == [40]  # any file may have the first wanted row
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_the_first_rows_need_few_files_if_all_begin_with_one_value(
     instance: Instance, opened: list[int]
