@@ -275,8 +275,12 @@ def stored_rows(
         predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
         paths = [(scan.filename, store.local_path(scan.filename)) for scan in some_scans]
         # as a URL, a path has no characters that DataFusion takes for a pattern
-        urls = [store.uri(name) if path is None else path.as_uri() for name, path in paths]
-        for some_urls in portions(urls, lambda _: 1, FILES_A_SCAN):
+        urls = [store.uri(name) for name, path in paths if path is None]
+        on_disk = [path.as_uri() for _, path in paths if path is not None]
+        # a scan reads all its files from the store of the first one, and takes missing ones for empty
+        for some_urls in (
+            part for like in (urls, on_disk) for part in portions(like, lambda _: 1, FILES_A_SCAN)
+        ):
             # files of any version come with the schema's columns
             frame = scan_of(ctx, some_urls, columns, order)
             frame = frame if written is schema else reshaped(frame, written, schema)

@@ -82,6 +82,7 @@ def test_spark_returns_no_rows_of_a_damaged_file_with_verify(door: Spark, python
     assert door.ask("query", table="damaged", verify=True) == python.ask("query", table="damaged")
 
 
+@pytest.mark.objects  # Spark writes objects
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "how"), ON_SPARK)
 def test_a_job_on_spark_gives_the_same_report_as_a_call(

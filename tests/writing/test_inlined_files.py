@@ -33,6 +33,8 @@ from dormouse.writing import inlining
 from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles, encode
 from tests.support.model import is_inlined
+from tests.support.objects import ObjectStore
+from tests.support.settings import load_settings
 from tests.support.state import LAYOUTS, Commit
 
 INLINED = 65_536
@@ -469,6 +471,20 @@ def test_look_ups_of_keys_among_many_files_read_a_bundle(
     table.compact(full=True)
     assert values_at(0) == [f"{number:02}" for number in range(30)]
     assert values_at(5) == []
+
+
+def test_objects_in_s3_and_inlined_files_are_read_together(dsn: str, s3_store: ObjectStore) -> None:
+    with Instance(dsn, s3_store, load_settings()).open() as instance:
+        table = new_table(instance)
+        table.ingest(rows(1, 3))
+        table.compact(full=True)
+        table.ingest(rows(2))
+        assert objects_of(table)
+        for found in (keys_of(table), keys_of(table)):
+            assert found == [1, 2, 3]
+        assert table.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 3}]
+        table.compact(full=True)
+        assert keys_of(table) == [1, 2, 3]
 
 
 def test_a_dropped_table_leaves_no_content(instance: Instance, table: Table) -> None:

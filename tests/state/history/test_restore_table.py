@@ -183,6 +183,7 @@ def test_a_restore_across_a_merge_puts_files_into_the_current_partition(instance
     assert instance.check().problems == ()
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
     """A file has rows of two leaves. Before the moment, a compaction of one leaf replaced its half."""
