@@ -71,6 +71,7 @@ def test_an_open_write_attempt_ends_an_erase_with_an_error(run: Run, dsn: str, t
     assert output.startswith("erased all rows of table customers (deletion 2")
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_backups_with_the_erased_rows_are_named(tmp_path: Path) -> None:
     """The named backups are those that the instance recorded, those in given places, and metadata backups."""

@@ -93,6 +93,7 @@ def test_no_version_of_an_object_has_erased_rows(instance: dm.Instance, s3: Any,
     assert not instance.check(deep=True).problems
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_versions_without_the_rows_stay(instance: dm.Instance, s3: Any, bucket: str) -> None:
     properties = dm.TableProperties(gc_delay_seconds=0, history_retention_seconds=0)

@@ -186,6 +186,7 @@ with dm.local(sys.argv[1]) as instance:
 """
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
