@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 from dormouse.errors import CommitOutcomeUnknown, TableAlreadyExists
-from dormouse.model.file_reference import is_inlined
 from dormouse.state.commits import pointers
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.writing.ingest import commit_id
@@ -46,6 +45,7 @@ from tests.stored import query, wait_until
 from tests.storming import failing_network, is_gone, kill_postmaster, kill_server
 from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
+from tests.support.model import is_inlined
 from tests.support.objects import SKETCHES_SUFFIX
 
 UNTOUCHED_SECONDS_MAX = 30.0
