@@ -33,6 +33,7 @@ from benchmarks.compaction import (
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid, median_ratio, values
+from benchmarks.peers.together import NEEDED
 from dormouse.api.instance import Instance
 
 if TYPE_CHECKING:
@@ -171,14 +172,7 @@ BENCHMARK = Benchmark(
         *bulk_ingest.TABLES,
     ],
     only_json=["{bulk_rows}"],
-    needed=[
-        "duckdb",
-        "duckdb_extension_ducklake",
-        "duckdb_extension_postgres_scanner",
-        "deltalake",
-        "pyiceberg",
-        "psycopg2",
-    ],
+    needed=NEEDED,
 )
 
 if __name__ == "__main__":

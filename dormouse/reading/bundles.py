@@ -81,9 +81,6 @@ class _Bundle:
         slices = scans[0].slices
         return replace(self, scan=replace(self.scan, slices=slices, deletions=tuple(left)))
 
-    def isdisjoint(self, names: Iterable[str]) -> bool:
-        return self.applied.keys().isdisjoint(names)
-
 
 _bundles: OrderedDict[tuple[str, str, int], _Bundle] = OrderedDict()
 _lock = threading.Lock()
@@ -112,7 +109,8 @@ def bundled(
             continue
         found = _bundle_of(context, some, referenced - {scan.filename for scan in some}, makes=makes)
         here = set(map(id, some))
-        if found is not None and found.isdisjoint(scan.filename for scan in scans if id(scan) not in here):
+        apart = {scan.filename for scan in scans if id(scan) not in here}
+        if found is not None and found.applied.keys().isdisjoint(apart):
             joined |= {id(one): found.scan for one in some if one.filename in found.applied}
     if not joined:
         return tuple(scans)
