@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
@@ -81,6 +82,8 @@ settings.register_profile("fast tier", settings.get_profile("thorough"), max_exa
 # Service descriptions and the command tree are slow to load: load them once, not in each session.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 typer.main.get_command = cache(typer.main.get_command)
+# The files of tests need not survive a power cut either. Tests of flushes put their own function here.
+os.fsync = lambda _: None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -134,6 +137,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_cases_to_the_slow_tier(items)
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(group(item.path), len(order)), item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Leaves the collected tests, which live until the end, out of each search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

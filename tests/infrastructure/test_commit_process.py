@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stacks.commit import ALIVE
 from tests.assembly import Assembly
 from tests.commits import compaction
 from tests.standard import OF_KEYS
@@ -54,6 +53,8 @@ def instance(dsn: str, tmp_path: Path, environment: None) -> Iterator[Instance]:
 @pytest.fixture
 def words(synthesized: Callable[[str], Assembly], tmp_path: Path) -> list[str]:
     """Returns the command in the task definition; only the folder of its file is another."""
+    from stacks.commit import ALIVE
+
     [found] = [
         one.properties["ContainerDefinitions"][0]["Command"]
         for one in synthesized("served").resources("AWS::ECS::TaskDefinition")

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import aws_cdk as cdk
-import cdk_monitoring_constructs as monitors
 import pytest
-from aws_cdk import assertions
 
 from dormouse.settings.resources import RUNNING_PARAMETER
-from stacks.constructs.monitors import Awake, Monitors
-from stacks.instance_stack import InstanceStack
 from tests.assembly import Assembly, settings
 from tests.infrastructure.cloudwatch import State, holds, state
 from tests.template import flat
@@ -28,6 +23,13 @@ class Running:
     """A stack of an instance with the alarms of its query service, and with a stand-in for the service."""
 
     def __init__(self) -> None:
+        import aws_cdk as cdk
+        import cdk_monitoring_constructs as monitors
+        from aws_cdk import assertions
+
+        from stacks.constructs.monitors import Awake, Monitors
+        from stacks.instance_stack import InstanceStack
+
         stack = InstanceStack(cdk.App(), "application", settings("prod"), description="with alarms")
         condition = stack.is_running
         service = cdk.CfnResource(stack, "Service", type="AWS::ECS::Service")
