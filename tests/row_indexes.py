@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import dormouse as dm
@@ -12,6 +11,7 @@ from dormouse.errors import IndexNotReady
 from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import Indexing
 from dormouse.rows.pages import Page
+from tests.pauses import pauses
 
 COLUMNS = [
     dm.Column("name", "STRING", size_max=50),
@@ -68,14 +68,12 @@ def rows_of(count: int) -> list[dict[str, Any]]:
 
 def query_when_ready(rows: RowTable, *args: Any, seconds_max: float = 60, **more: Any) -> Page:
     """Queries a row table; retries while the table's index is not ready."""
-    deadline = time.monotonic() + seconds_max
-    while True:
+    for _ in pauses(seconds_max):
         try:
             return rows.query(*args, **more)
-        except IndexNotReady:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+        except IndexNotReady as error:
+            refused = error
+    raise refused
 
 
 def all_pages(rows: RowTable, page: Page) -> list[Page]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import dormouse as dm
 from dormouse.service.app import Server
 from dormouse.settings.service import load_service_settings
+from tests.pauses import pauses
 
 SECONDS_MAX = 60.0
 SMALL: dict[str, Any] = {"port": 0, "shutdown_seconds_max": 0, "sql_workers": 0}
@@ -72,10 +73,10 @@ def running(instance: Any, **settings: Any) -> Iterator[Server]:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Waits until the condition holds; fails after SECONDS_MAX."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
+    for _ in pauses(SECONDS_MAX):
+        if condition():
+            return
+    raise AssertionError("it never came to be")
 
 
 def computes_nothing() -> bool:

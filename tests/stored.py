@@ -22,6 +22,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.transaction import fetched
 from dormouse.state.context import TableContext
 from dormouse.state.files.store import FileReferenceStore
+from tests.pauses import pauses
 
 
 def ref(filename: str, partition_id: str = "root", rows: int = 100, **more: Any) -> FileReference:
@@ -129,11 +130,9 @@ def case(value: object) -> Iterator[None]:
 
 def wait_until(condition: Callable[[], Any], seconds_max: float = 60) -> None:
     """Waits until the condition holds; fails after `seconds_max`."""
-    pause = threading.Event()
-    for _ in range(int(seconds_max / 0.005)):
+    for _ in pauses(seconds_max):
         if condition():
             return
-        pause.wait(0.005)
     raise AssertionError("waited in vain")
 
 

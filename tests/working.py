@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from dormouse.jobs import JobStore, Worker
 from dormouse.objects import open_store
 from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
+from tests.pauses import pauses
 
 PATIENCE_SECONDS = 600.0
 
@@ -48,7 +48,7 @@ class Working:
 
 def until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Waits until a condition holds; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
+    for _ in pauses(seconds):
+        if holds():
+            return
+    raise AssertionError("it did not happen")

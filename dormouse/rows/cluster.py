@@ -226,6 +226,7 @@ class IndexCluster:
         self._own = None if setting and not setting.strip().isdigit() else dsn
         self._lock = threading.Lock()
         self._suppliers: dict[str, ConnectionSupplier] = {}
+        self._is_closed = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -234,9 +235,11 @@ class IndexCluster:
     def supplier(self, name: str) -> ConnectionSupplier:
         """Returns a supplier of connections to a database. Creates or migrates the database if needed.
 
-        Raises `InstanceError` if the database cannot be reached or created, or is no longer in the settings.
+        Raises `InstanceError` if the database cannot be reached or created, or is no longer in the settings,
+        or if the cluster is closed.
         """
         with self._lock:
+            self._check_open()
             if (open_already := self._suppliers.get(name)) is not None:
                 return open_already
         if name not in self._addresses:
@@ -259,11 +262,13 @@ class IndexCluster:
                 if self._own is None or not self._create(name):
                     raise
                 migrate(made, MIGRATIONS)
+            with self._lock:
+                # the worker of a closed instance may still be here: nothing would close its supplier
+                self._check_open()
+                kept = self._suppliers.setdefault(name, made)
         except BaseException:
             made.close()
             raise
-        with self._lock:
-            kept = self._suppliers.setdefault(name, made)
         if kept is not made:
             made.close()
         return kept
@@ -284,9 +289,14 @@ class IndexCluster:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             suppliers, self._suppliers = list(self._suppliers.values()), {}
         for supplier in suppliers:
             supplier.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InstanceError("the instance is closed")
 
     def _create(self, name: str) -> bool:
         """Creates a database. Returns False if it exists already. Raises `InstanceError`."""

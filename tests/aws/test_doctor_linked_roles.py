@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import boto3
 import pytest
 from moto import mock_aws
+from moto.iam import aws_managed_policies
 
 from dormouse.aws.check import Check
 from tests.aws.test_doctor import REGION, account
@@ -16,8 +18,16 @@ EXECUTOR = f"cdk-hnb659fds-cfn-exec-role-123456789012-{REGION}"
 TRUST = '{"Version": "2012-10-17", "Statement": []}'
 
 
+@pytest.fixture(scope="module")
+def policies() -> str:
+    """Returns two of the thousand policies of AWS: each test would read them all."""
+    known = json.loads(aws_managed_policies.aws_managed_policies_data)
+    return json.dumps({name: known[name] for name in ("ReadOnlyAccess", "AdministratorAccess")})
+
+
 @pytest.fixture
-def session() -> Iterator[Any]:
+def session(monkeypatch: pytest.MonkeyPatch, policies: str) -> Iterator[Any]:
+    monkeypatch.setattr("moto.iam.models.aws_managed_policies_data", policies)
     with mock_aws(config={"iam": {"load_aws_managed_policies": True}}):
         yield boto3.session.Session(region_name=REGION)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -267,7 +268,9 @@ def command(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.objects
-def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) -> None:
+def test_the_command_runs_until_a_signal_and_reports_failures(
+    tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         fill(instance, "t")
@@ -284,12 +287,10 @@ def test_the_command_runs_until_a_signal_and_reports_failures(tmp_path: Path) ->
         assert json.loads(reported)["jobs_run"] == 1
         fill(instance, "bad")
         name = damage(instance, "bad").name
-        process = command(lake, "maintain", "--once")
-        _, errors = process.communicate(timeout=20)
-        assert process.returncode == 1
+        code, _, errors = cli("maintain", "--once", "--instance", str(lake))
+        assert code == 1
         assert name in errors
-        process = command(lake, "status")
-        reported, _ = process.communicate(timeout=20)
+        _, reported, _ = cli("status", "--instance", str(lake))
         assert f"last {KIND}" in reported
 
 

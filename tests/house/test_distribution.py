@@ -39,7 +39,7 @@ def commands(path: Path) -> Iterator[tuple[str, str]]:
     text = path.read_text("utf-8")
     if path != Path(errors.__file__):
         yield from ((name, extra) for name, extras in INSTALL.findall(text) for extra in extras.split(","))
-    if path.suffix == ".py":
+    if path.suffix == ".py" and any(name in text for name in HINTS):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in HINTS:
                 given = [one.value for one in node.args[HINTS[node.func.id]] if isinstance(one, ast.Constant)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +11,21 @@ TESTS = Path(__file__).parents[1]
 SUPPORT = TESTS / "support"
 
 
+def statements(path: Path) -> Iterator[ast.AST]:
+    """Yields the statements of a file, without their expressions, which are most of a tree."""
+    pending: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while pending:
+        yield (node := pending.pop())
+        for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+            below = getattr(node, block, ())
+            pending += below if isinstance(below, list) else ()
+
+
 @cache
 def imports(path: Path) -> frozenset[tuple[str, str]]:
     """Returns the module and the name of each import in a file."""
-    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    parsed = statements(path)
+    froms = [node for node in parsed if isinstance(node, ast.ImportFrom)]
     return frozenset((node.module or "", one.name) for node in froms for one in node.names)
 
 

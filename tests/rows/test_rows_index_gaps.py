@@ -15,7 +15,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.errors import DormouseError, InvalidQuery, PageExpired
+from dormouse import postgres
+from dormouse.errors import DormouseError, InstanceError, InvalidQuery, PageExpired
 from dormouse.rows import cluster, indexes
 from dormouse.rows import indexes as locating
 from dormouse.rows.builds import Builds
@@ -30,6 +31,7 @@ from tests.row_indexes import (
     query_when_ready,
     rows_of,
 )
+from tests.stored import wait_until
 from tests.support.api import Instance
 from tests.support.reading import Interruption
 from tests.support.rows import RowTable
@@ -222,6 +224,24 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
     with dm.local(tmp_path / "lake") as instance:
         assert are_built_once_each(instance, *map(instance.row_table, ("second", "first")))
         assert [job.error for job in instance.jobs.list(state="FAILED")] == []
+
+
+def test_a_worker_that_comes_late_leaves_no_session(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of indexes may open a database while its instance is closed, or afterwards."""
+    opened = cluster.IndexCluster(dsn)
+    migrated = postgres.migrate
+
+    def closed_meanwhile(supplier: Any, *given: Any) -> None:
+        migrated(supplier, *given)
+        opened.close()
+
+    monkeypatch.setattr("dormouse.rows.cluster.migrate", closed_meanwhile)
+    for _ in range(2):
+        with pytest.raises(InstanceError, match="the instance is closed"):
+            opened.supplier("1")
+    left = "select count(*) from pg_stat_activity where datname = current_database() || '_rows_1'"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        wait_until(lambda: conn.execute(left).fetchone() == (0,), 10)
 
 
 def test_keys_with_nulls_are_looked_up_as_quickly_as_others(

@@ -63,10 +63,12 @@ compaction.compact(context, engine="local")
 """
 )
 
+KEEPS = ["every_row", "newest_row"]
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.fixture(params=["every_row", "newest_row"])
+@pytest.fixture(params=KEEPS)
 def table(
     request: pytest.FixtureRequest, dsn: str, supplier: ConnectionSupplier, tmp_path: Path
 ) -> TableContext:
@@ -135,7 +137,15 @@ def test_a_killed_ingest_adds_all_or_nothing_and_is_repeated_once(
 STEPS = ["staged_file", "merge_inputs", "_request", "commit_output"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("table", "step"),
+    [
+        pytest.param(keep, step, marks=[pytest.mark.slow] * (number % 2 != kind))
+        for kind, keep in enumerate(KEEPS)
+        for number, step in enumerate(STEPS)
+    ],
+    indirect=["table"],
+)
 def test_a_killed_compaction_of_inlined_files_leaves_them_as_they_are(
     table: TableContext, start: Start, step: str
 ) -> None:

@@ -39,17 +39,23 @@ def test_the_current_time_restricts_keys_only_at_a_given_moment() -> None:
     assert of(statement) == "t"
 
 
-@pytest.fixture
-def recent(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Instance:
-    """Returns an instance with a file for each of the last days before `MOMENT`, which is the present."""
+@pytest.fixture(scope="module")
+def filled(module_instance: Instance) -> Instance:
+    """Returns an instance with a file for each of the last days before `MOMENT`. The tests only read it."""
     days = [MOMENT.replace(hour=0, minute=0) - timedelta(days=n) for n in range(DAYS)]
-    table = instance.create_table(
+    table = module_instance.create_table(
         "t", Schema([Field("k", TIMESTAMP)], values=[Field("c", LONG)]), split_points=days[-2::-1]
     )
     rows = [{"k": day + timedelta(hours=hours), "c": 1} for day in days for hours in (1, 13)]
     table.ingest(rows)
+    return module_instance
+
+
+@pytest.fixture
+def recent(filled: Instance, monkeypatch: pytest.MonkeyPatch) -> Instance:
+    """Returns the instance at `MOMENT`, which is the present."""
     monkeypatch.setattr(statements, "microseconds", lambda: int(MOMENT.timestamp() * 1_000_000))
-    return instance
+    return filled
 
 
 @pytest.mark.parametrize(("condition", "files"), NOW)

@@ -75,9 +75,8 @@ JOINS = [
 ]
 
 
-@pytest.fixture
-def lake(instance: Instance) -> Instance:
-    """Returns an instance with a table of several files, and small ones."""
+def filled(instance: Instance) -> Instance:
+    """Makes a table of several files, and small ones."""
     splits = [n * 100 for n in range(1, FILES)]
     rows = [{"k": k, "j": k % 3, "v": k % 7} for k in range(0, FILES * 100, 10)]
     instance.create_table("l", LARGE, split_points=splits).ingest(rows)
@@ -86,6 +85,17 @@ def lake(instance: Instance) -> Instance:
     given = [{"name": name, "k": n * 100 + 50} for n, name in enumerate("xyz")]
     instance.create_table("dim2", names).ingest(given)
     return instance
+
+
+@pytest.fixture
+def lake(instance: Instance) -> Instance:
+    return filled(instance)
+
+
+@pytest.fixture(scope="module")
+def read_lake(module_instance: Instance) -> Instance:
+    """Returns an instance whose tables no test changes."""
+    return filled(module_instance)
 
 
 @pytest.fixture
@@ -110,8 +120,9 @@ def expected(instance: Instance, statement: str, values: Any = None, **how: Any)
 @pytest.mark.few(20)
 @pytest.mark.parametrize(("text", "files"), JOINS)
 def test_joins_read_the_files_of_the_other_tables_values(
-    lake: Instance, opened: OpenedFiles, text: str, files: int
+    read_lake: Instance, opened: OpenedFiles, text: str, files: int
 ) -> None:
+    lake = read_lake
     statement = text.replace("using (name2)", "on l.k = dim2.k")
     values = ["x"] if "$1" in statement else None
     explained = lake.explain_sql(statement, values)
@@ -123,8 +134,9 @@ def test_joins_read_the_files_of_the_other_tables_values(
 
 @pytest.mark.parametrize("limit", ["FILES_MAX", "BYTES_MAX", "VALUES_MAX"])
 def test_tables_with_many_files_bytes_or_values_are_not_read_first(
-    lake: Instance, monkeypatch: pytest.MonkeyPatch, limit: str
+    read_lake: Instance, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
+    lake = read_lake
     monkeypatch.setattr(joined, limit, 0)
     monkeypatch.setattr(narrowing, "VALUES_MAX", 1_000 if limit != "VALUES_MAX" else 2)
     statement = "select l.* from l join dim using (k)"
