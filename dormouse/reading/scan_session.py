@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter, or_
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from datafusion import (
@@ -45,7 +47,7 @@ from dormouse.data.datafusion_session import (
 )
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
-from dormouse.errors import InvalidQuery
+from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.loops import joined, portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
@@ -177,6 +179,7 @@ The overhead of a batch is as large as the cost of hundreds of such values.
 """
 FILES_A_SCAN = 64
 _FILES = re.compile(r"file_groups=\{(\d+) group")
+_scanned: ContextVar[list[list[str]]] = ContextVar("the URLs of the files of each scan, while a plan is made")
 _lock = Lock()
 _key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
@@ -281,6 +284,7 @@ def stored_rows(
         for some_urls in (
             part for like in (urls, on_disk) for part in portions(like, lambda _: 1, FILES_A_SCAN)
         ):
+            _scanned.get([]).append(some_urls)
             # files of any version come with the schema's columns
             frame = scan_of(ctx, some_urls, columns, order)
             frame = frame if written is schema else reshaped(frame, written, schema)
@@ -296,15 +300,37 @@ def planned(
 ) -> ExecutionPlan:
     """Returns the physical plan that `plan` makes over some files, after checking that the files exist.
 
-    Reads the content of inlined files. Raises `FileGone` or `ObjectDamaged`.
+    Reads the content of inlined files. Raises `FileGone` or `ObjectDamaged`, and `DormouseError` if the plan
+    leaves out some files of a scan.
     """
     context.inlined.fetch(scan.filename for scan in scans)
-    with checked_sizes(context, scans, interruption):
-        found = plan()
+    token = _scanned.set([])
+    try:
+        with checked_sizes(context, scans, interruption):
+            found = plan()
+        scanned = _scanned.get()
+    finally:
+        _scanned.reset(token)
     # DataFusion takes a missing file for one without rows, and plans no scan of it
-    if sum(map(int, _FILES.findall(found.display_indent()))) != len(scans):
+    if sum(map(int, _FILES.findall(found.display_indent()))) != sum(map(len, scanned)):
         check_there(context, scans)
+        _check_complete(context, found, scanned)
     return found
+
+
+def _check_complete(context: TableContext, plan: ExecutionPlan, scanned: Sequence[Sequence[str]]) -> None:
+    """Raises `DormouseError` if a plan reads some files of a scan, but not all.
+
+    DataFusion leaves out a whole scan if no row can match.
+    """
+    serialized = plan.to_bytes()
+    for urls in scanned:
+        left_out = [url for url in urls if unquote(urlsplit(url).path[1:]).encode() not in serialized]
+        if 0 < len(left_out) < len(urls):
+            raise DormouseError(
+                f"internal error: DataFusion's plan of table {context.table.name!r} leaves out the file "
+                f"{left_out[0]!r}, which exists: no rows are returned"
+            )
 
 
 def executed(

@@ -14,6 +14,7 @@ from functools import partial
 
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.text import plural
+from dormouse.postgres.lease import PULSES, Pulse
 from dormouse.state.context import TableContext
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.writing.compaction_job import (
@@ -29,6 +30,8 @@ from dormouse.writing.ingest import check_engine, choose_engine
 
 THREADS_MAX = 4
 WAIT_SECONDS = 0.5
+LEASE_SECONDS = 300.0
+"""The lease of a job, which this process renews while it runs the job."""
 
 
 def compact_in_threads(
@@ -65,8 +68,10 @@ class _Workers:
             threading.Thread(target=self._work, name=f"dormouse-compaction-{number}", daemon=True)
             for number in range(threads)
         ]
+        self._pulse = Pulse(self._renew, LEASE_SECONDS / PULSES, "dormouse-compaction-leases")
 
     def start(self) -> None:
+        self._pulse.start()
         for thread in self._threads:
             thread.start()
 
@@ -87,12 +92,18 @@ class _Workers:
 
     def stop(self) -> None:
         """Puts back the jobs that still run, and ends their attempts, without waiting for the threads."""
+        self._pulse.close()
         self._cancellation.stop()
-        with self._taking:
-            unfinished = list(self._taken.values())
-        if unfinished:
+        if unfinished := self._unfinished():
             self._cancellation.discard(self._context.attempts)
             self._context.jobs.put_back(unfinished)
+
+    def _unfinished(self) -> list[CompactionJob]:
+        with self._taking:
+            return list(self._taken.values())
+
+    def _renew(self) -> None:
+        self._context.jobs.renew(self._unfinished(), LEASE_SECONDS)
 
     def _work(self) -> None:
         try:
@@ -110,7 +121,10 @@ class _Workers:
             if self._cancellation.is_cancelled:
                 return None
             for job in self._context.jobs.take(
-                1, run_id=self._run_id, given_up=lambda job: self._results.put(runners_died(job))
+                1,
+                LEASE_SECONDS,
+                run_id=self._run_id,
+                given_up=lambda job: self._results.put(runners_died(job)),
             ):
                 self._taken[job.key] = job
                 return job

@@ -12,10 +12,10 @@ import pytest
 
 import dormouse as dm
 from dormouse.reading import known_plans
-from dormouse.state.files.facts import Planned
+from dormouse.state.files.facts import Planned, PlannedRows
 from dormouse.state.files.inlined import InlinedContent
 from tests.support.api import Instance, Table
-from tests.support.reading import plan_query, question
+from tests.support.reading import KeyRanges, plan_query, question
 from tests.support.state import LAYOUTS, FileReferenceStore
 
 KEYS = 24
@@ -185,6 +185,33 @@ def test_the_memory_is_bounded(instance: Instance, monkeypatch: pytest.MonkeyPat
                 assert sum(look_up(table, {}).values()) == step + 1
         assert 1 <= len(plans._plans) <= 2
         assert plans._count == sum(made.count for made in plans._plans.values()) == [1, 3, 5, 0][number - 1]
+
+
+def test_few_plans_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_plans, "PLANS_MAX", 2)
+    plans = known_plans._Plans()
+    for name in ("a", "b", "a", "c"):
+        plans.put((name, ()), known_plans._UNKNOWN)
+    assert list(plans._plans) == [("a", ()), ("c", ())]
+
+
+@pytest.mark.parametrize(("partitions_max", "count"), [(1, 0), (2, 1)])
+def test_a_plan_of_many_partitions_is_not_remembered(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, partitions_max: int, count: int
+) -> None:
+    monkeypatch.setattr(known_plans, "PARTITIONS_MAX", partitions_max)
+    table = new_table(instance, inline_bytes_max=0)
+    known = known_plans.known_plan(table.context, ["left", "right"], KeyRanges())
+    known.completed("", PlannedRows([], ()))
+    assert len(known_plans._plans._plans) == count
+
+
+def test_recent_references_are_sorted_when_there_are_many() -> None:
+    made = known_plans._Remembered("", "", known_plans._Sorted(()))
+    for number in range(10):
+        made = made.later("", "", [("p", str(number), True, 1, b"a", b"b")])
+        assert made.count == number + 1
+        assert len(made.recent) <= known_plans.RECENT_MAX
 
 
 def test_keys_of_any_order_are_found_among_sorted_references() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
+from runners import EXPIRE_LEASE
 
 from dormouse.errors import CommitOutcomeUnknown, InvalidInput
 from dormouse.postgres import ConnectionSupplier
+from dormouse.writing import compaction
 from dormouse.writing import compaction_job as task
 from dormouse.writing.compaction import compact_in_threads
 from tests.standard import OF_KEYS
@@ -340,3 +344,59 @@ def test_jobs_with_one_id_in_two_partitions_both_commit(
     monkeypatch.setattr(task, "merge_sorted", merge_both)
     results = list(compact_in_threads(table, 0, threads=2))
     assert {(one.partition_id, one.outcome) for one in results} == {(leaf, "committed") for leaf in leaves}
+
+
+def test_the_lease_of_a_running_job_is_short_and_renewed(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_file(table, "a", [1])
+    add_file(table, "b", [2])
+    table.jobs.create()
+    monkeypatch.setattr(compaction, "LEASE_SECONDS", 2.0)
+    merge = task.merge_sorted
+
+    def lease() -> datetime:
+        text = "select leased_until from compaction_job where table_id = %s"
+        return query(table.supplier, text, table.table.table_id)[0][0]  # type: ignore[no-any-return]
+
+    def merge_late(*args: Any, **options: Any) -> Any:
+        first = lease()
+        assert first - datetime.now(UTC) < timedelta(seconds=3)
+        wait_until(lambda: lease() > first, 20)
+        return merge(*args, **options)
+
+    monkeypatch.setattr(task, "merge_sorted", merge_late)
+    [result] = compact_in_threads(table, 0)
+    assert result.outcome == "committed"
+
+
+@pytest.mark.parametrize("end", ["put back", "failed", "taken", "released"])
+def test_only_the_holder_of_a_job_renews_its_lease(table: TableContext, end: str) -> None:
+    add_file(table, "a", [1])
+    add_file(table, "b", [2])
+    job, others = take_job(table), []
+    if end == "put back":
+        table.jobs.put_back([job])
+    elif end == "failed":
+        assert table.jobs.fail(job, "it failed") == "retry"
+    elif end == "taken":
+        query(table.supplier, EXPIRE_LEASE, table.table.table_id)
+        others = table.jobs.take(1, 0.0)
+    else:
+        table.store.unassign_job(job.job_id)
+    table.jobs.renew([job], 60.0)
+    assert table.jobs.count()[1] == 0
+    table.jobs.renew(others, 60.0)
+    assert table.jobs.count()[1] == len(others)
+
+
+def test_a_lease_is_not_renewed_beyond_the_end_of_its_run(table: TableContext) -> None:
+    add_file(table, "a", [1])
+    add_file(table, "b", [2])
+    table.jobs.create()
+    run_id = str(uuid4())
+    table.jobs.hand_over(run_id, 1, 30.0)
+    jobs = table.jobs.take(1, 1.0, run_id=run_id)
+    table.jobs.renew(jobs, 60.0)
+    text = "select leased_until = run_until from compaction_job where table_id = %s"
+    assert query(table.supplier, text, table.table.table_id) == [(True,)]

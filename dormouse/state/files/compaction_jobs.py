@@ -331,14 +331,21 @@ class CompactionJobs:
 
     def put_back(self, jobs: Iterable[CompactionJob]) -> None:
         """Makes jobs that were taken and not finished available again; does not count this attempt."""
-        listed = [self._attempt(job) for job in jobs]
+        self._each("put_back", jobs, "return unfinished jobs")
+
+    def renew(self, jobs: Iterable[CompactionJob], lease_seconds: float) -> None:
+        """Extends the leases of jobs, except of those that this process lost."""
+        self._each("renew", jobs, "renew leases of jobs", lease_seconds=lease_seconds)
+
+    def _each(self, query: str, jobs: Iterable[CompactionJob], operation: str, **more: Any) -> None:
+        listed = [{**self._attempt(job), **more} for job in jobs]
 
         def work(conn: psycopg.Connection[Any]) -> None:
             for values in sorted(listed, key=itemgetter("job_id")):
-                conn.execute(_QUERIES["put_back"].on(), values)
+                conn.execute(_QUERIES[query].on(), values)
 
         if listed:
-            run_transaction(self._supplier, work, operation="return unfinished jobs")
+            run_transaction(self._supplier, work, operation=operation)
 
     def hand_over(self, run_id: str, limit: int, seconds: float) -> list[str]:
         """Assigns up to `limit` idle jobs to a run, which counts as dead after `seconds`.

@@ -356,6 +356,15 @@ where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(parti
     and attempts = %(attempt)s
 for update;
 
+-- name: renew
+-- Extends the lease of a job that an attempt still has; released jobs stay so.
+update compaction_job
+set leased_until = least(
+    clock_timestamp() + make_interval(secs => %(lease_seconds)s), case when run_id is null then 'infinity' else run_until end
+)
+where table_id = %(table_id)s and job_id = %(job_id)s and partition_id = %(partition_id)s
+    and attempts = %(attempt)s and leased_until > '-infinity';
+
 -- name: release
 -- Puts a failed job back, to be run again.
 update compaction_job

@@ -443,3 +443,48 @@ def test_each_state_that_waits_for_maintenance_makes_a_table_due(
             conn.execute(f"insert into {name} overriding system value table kept")
             conn.execute("drop table kept")
             assert not kinds_due(table)
+
+
+WORK: dict[str, tuple[str, Kind]] = {
+    "a round that failed": (
+        "insert into last_round as r (table_id, kind, error, failures, failing_since) "
+        "values (%s, 'split', 'failed', 1, clock_timestamp()) on conflict (table_id, kind) do update "
+        "set error = excluded.error, failures = 1, failing_since = excluded.failing_since returning 1",
+        "split",
+    ),
+    "a difference": (
+        "insert into difference (table_id, partition_id, filename, detail) "
+        "values (%s, '', 'f', 'd') returning 1",
+        "collection",
+    ),
+    "an abandoned attempt": (
+        "insert into write_attempt (table_id, attempt_id, object_prefix, abandoned_at) "
+        "values (%s, gen_random_uuid(), 'data/x', clock_timestamp()) returning 1",
+        "collection",
+    ),
+    "an expired attempt": (
+        "insert into write_attempt (table_id, attempt_id, object_prefix, started_at) "
+        "values (%s, gen_random_uuid(), 'data/x', '-infinity') returning 1",
+        "collection",
+    ),
+    "an expired commit": (
+        "insert into applied_commit (table_id, commit_key, commit_id, expires_at) "
+        "values (%s, gen_random_uuid(), 'c', '-infinity') returning 1",
+        "collection",
+    ),
+    "a job whose lease ended": (
+        "insert into compaction_job (table_id, job_id, partition_id) values (%s, gen_random_uuid(), 'root') "
+        "returning 1",
+        "compaction",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", WORK)
+def test_work_that_waits_is_due(instance: Instance, state: str) -> None:
+    table = instance.create_table("t", OF_K_AND_NUMBERS)
+    instance.maintain(once=True)
+    text, kind = WORK[state]
+    assert kind not in kinds_due(table)
+    query(instance._supplier, text, id_of(table))
+    assert kinds_due(table) == {kind}
