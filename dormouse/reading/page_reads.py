@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type, written_schema
+from dormouse.data.arrow_schema import arrow_type, exact, written_schema
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
@@ -448,7 +448,9 @@ def looked_up(
     if len(batches) > 1:
         order = [(name, "ascending") for name in schema.key_names]
         order += [(name, "descending") for name in newest_by]
-        rows = pa.Table.from_batches(batches).sort_by(order)
+        # files differ in the nullability of their columns, and perhaps in their types
+        alike = pa.schema([(field.name, arrow_type(field.type)) for field in columns])
+        rows = pa.Table.from_batches([exact(batch, alike) for batch in batches]).sort_by(order)
         batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
     if newest_by:
         first = first_of_keys(batches, schema.row_key_names)
