@@ -207,5 +207,5 @@ def known_plan(context: TableContext, partition_ids: Sequence[str], ranges: KeyR
     request = request._replace(till=remembered.snapshot, state=remembered.state)
     if bounds is not None:
         names = {row[1] for row in candidates if is_inlined(row[1])}
-        request = request._replace(wanted=[name for name in names if not context.inlined.has(name)])
+        request = request._replace(wanted=context.inlined.lacking(names))
     return Knowledge(context, key, request, remembered, candidates)
