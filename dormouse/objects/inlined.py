@@ -1,8 +1,8 @@
-"""Inlined files, whose bytes are in the database, as local files that every reader can open.
+"""Inlined files, whose bytes are in the database, as files that every reader can open.
 
 Readers find files through `InlinedFiles`, an object store. For it, an inlined file is an object on this
-machine: a file in a folder of this process, written when the file is first read. Its content never changes,
-so the file is used by all later reads of the process.
+machine. Its content never changes, so a process keeps it in memory, in which look-ups read it. It is written
+to a file in a folder of this process when an engine asks for a path.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+from dormouse.errors import ObjectStoreError
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import failed, missing, parquet_suffix, schema_version_of, whole_range
@@ -31,6 +32,10 @@ KEPT_SECONDS = 900
 """The least time that a local file stays after its last use, as an engine opens it after the plan."""
 ITEM_BYTES = 4_096
 """The bytes that a file of any size takes on the disk."""
+MEMORY_BYTES_MAX = 64 * 1024 * 1024
+"""The bytes of content in memory above which the least recently used content is dropped."""
+ITEM_MEMORY_BYTES = 500
+"""The approximate bytes of memory that content takes in addition to its own."""
 
 _PRIVATE = "dormouse-inlined"
 BUNDLE = "bundle"
@@ -45,17 +50,10 @@ class _LocalFiles:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._slot = _claimed(store)
-        self._process_id = os.getpid()
+        self._slot: Slot | None = None
         self._used: OrderedDict[str, tuple[Path, int, float]] = OrderedDict()
         self._byte_count = 0
         self._lock = threading.Lock()
-        atexit.register(self._close)
-
-    @property
-    def is_own(self) -> bool:
-        """True unless a parent process made the folder, which it deletes when it ends."""
-        return self._process_id == os.getpid()
 
     def path(self, name: str) -> Path | None:
         """Returns the local file of an inlined file; None if there is none."""
@@ -90,7 +88,10 @@ class _LocalFiles:
     def _written(self, local: str, content: bytes) -> Path:
         """Writes a local file whole, as another thread may read the same file; returns its path."""
         with self._lock:
-            if not self._slot.folder.exists():  # a cleaner of temporary files deleted it
+            if self._slot is None:
+                self._slot = _claimed(self._store)
+                atexit.register(self._close, os.getpid())
+            elif not self._slot.folder.exists():  # a cleaner of temporary files deleted it
                 os.close(self._slot.lock)
                 self._slot = _claimed(self._store)
             path = self._slot.path(local)
@@ -111,9 +112,90 @@ class _LocalFiles:
             self._byte_count -= size
             path.unlink(missing_ok=True)
 
-    def _close(self) -> None:
-        if self.is_own:
+    def _close(self, process_id: int) -> None:
+        # a parent process deletes the folder that it made when it ends, not its forked children
+        if self._slot is not None and process_id == os.getpid():
             self._slot.close()
+
+
+class _Contents:
+    """The content of inlined files of one store that this process has. Threads may share it.
+
+    It is in memory, up to a number of bytes, and in the local files that engines asked for. Content that
+    leaves the memory within KEPT_SECONDS becomes a local file, as an engine may still open it after the plan.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._process_id = os.getpid()
+        self._files = _LocalFiles(store)
+        self._memory: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        self._byte_count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_own(self) -> bool:
+        """True unless a parent process made the object, whose locks a thread of the parent may hold."""
+        return self._process_id == os.getpid()
+
+    def add(self, name: str, content: bytes) -> None:
+        """Keeps the content of a file in memory."""
+        dropped = []
+        with self._lock:
+            self._drop(name)
+            self._memory[name] = content, time.monotonic()
+            self._byte_count += len(content) + ITEM_MEMORY_BYTES
+            while self._byte_count > MEMORY_BYTES_MAX:
+                oldest = next(iter(self._memory))
+                dropped.append((oldest, *self._drop(oldest)))
+        since = time.monotonic() - KEPT_SECONDS
+        for oldest, data, used_at in dropped:
+            if used_at > since:
+                with suppress(ObjectStoreError):  # it comes from the database again
+                    self._files.add(oldest, data)
+
+    def get(self, name: str) -> bytes | None:
+        """Returns the content of a file that is in memory."""
+        with self._lock:
+            if (known := self._memory.get(name)) is None:
+                return None
+            self._memory[name] = known[0], time.monotonic()
+            self._memory.move_to_end(name)
+            return known[0]
+
+    def lacking(self, names: Iterable[str]) -> list[str]:
+        """Returns those of some files that have no content here."""
+        with self._lock:
+            others = [name for name in names if name not in self._memory]
+        return [name for name in others if self._files.path(name) is None]
+
+    def path(self, name: str) -> Path | None:
+        """Returns the local file of an inlined file, which is written if its content is in memory."""
+        path = self._files.path(name)
+        if path is None and (content := self.get(name)) is not None:
+            path = self._files.add(name, content)
+        return path
+
+    def place(self, name: str) -> Path | bytes | None:
+        """Returns the local file of an inlined file if there is one, or else its content in memory."""
+        return self._files.path(name) or self.get(name)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Removes files from the memory."""
+        with self._lock:
+            for name in names:
+                self._drop(name)
+
+    def forget_bundles(self, folder: str) -> None:
+        """Removes the bundles of a table from the memory."""
+        with self._lock:
+            for name in [one for one in self._memory if one.startswith(f"{folder}/") and _is_bundle(one)]:
+                self._drop(name)
+
+    def _drop(self, name: str) -> tuple[bytes, float]:
+        if (known := self._memory.pop(name, None)) is None:
+            return b"", 0.0
+        self._byte_count -= len(known[0]) + ITEM_MEMORY_BYTES
+        return known
 
 
 def _claimed(store: ObjectStore) -> Slot:
@@ -130,16 +212,20 @@ def _area(store: ObjectStore) -> StagingArea:
     return area if os.access(there, os.W_OK) else StagingArea(private_folder(_PRIVATE))
 
 
-_files: dict[tuple[object, ...], _LocalFiles] = {}
-_files_lock = threading.Lock()
+_contents: dict[tuple[object, ...], _Contents] = {}
+_contents_lock = threading.Lock()
 
 
-def _local_files(store: ObjectStore) -> _LocalFiles:
+def _contents_of(store: ObjectStore) -> _Contents:
     key = (store.url, *sorted(store.options.items()))
-    with _files_lock:
-        if (known := _files.get(key)) is None or not known.is_own:
-            known = _files[key] = _LocalFiles(store)
+    with _contents_lock:
+        if (known := _contents.get(key)) is None or not known.is_own:
+            known = _contents[key] = _Contents(store)
         return known
+
+
+def _is_bundle(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(BUNDLE)
 
 
 def local_name(name: str) -> str:
@@ -147,8 +233,8 @@ def local_name(name: str) -> str:
 
     The name of a bundle begins with the id of the folder of its table.
     """
-    folder, _, last = name.rsplit("/", 2)
-    first = f"{narrow_id(folder).hex}-" if last.startswith(BUNDLE) else ""
+    folder = name.rsplit("/", 2)[0]
+    first = f"{narrow_id(folder).hex}-" if _is_bundle(name) else ""
     return f"{first}{narrow_id(name).hex}{parquet_suffix(schema_version_of(name))}"
 
 
@@ -161,28 +247,41 @@ class InlinedFiles(WrappedStore):
 
     contents: Contents = field(repr=False, compare=False)
 
+    @property
+    def _known(self) -> _Contents:
+        known: _Contents | None = self.__dict__.get("_of_process")
+        if known is None or not known.is_own:
+            known = self.__dict__["_of_process"] = _contents_of(self.store)
+        return known
+
     def fetch(self, names: Iterable[str]) -> None:
         """Reads from the database, in one round trip, the content of those inlined files that need it."""
         wanted = [name for name in dict.fromkeys(names) if is_inlined(name)]
-        if not wanted:
-            return
-        local = _local_files(self.store)
-        if unknown := [name for name in wanted if local.path(name) is None]:
+        if wanted and (unknown := self._known.lacking(wanted)):
             for name, content in self.contents(unknown).items():
-                local.add(name, content)
+                self._known.add(name, content)
 
     def add(self, name: str, content: bytes) -> None:
-        """Adds a local file that readers find by a name like that of an inlined file."""
-        _local_files(self.store).add(name, content)
+        """Keeps content that readers find by a name like that of an inlined file."""
+        self._known.add(name, content)
 
-    def has(self, name: str) -> bool:
-        """Returns whether this process has the local file of a name."""
-        return _local_files(self.store).path(name) is not None
+    def lacking(self, names: Iterable[str]) -> list[str]:
+        """Returns those of some inlined files whose content this process does not have."""
+        return self._known.lacking(names)
+
+    def in_memory(self, name: str) -> bytes | None:
+        """Returns the content of an inlined file if it is in memory."""
+        return self._known.get(name) if is_inlined(name) else None
 
     def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
-        """Deletes objects, and the local files of inlined ones that processes of this machine have."""
+        """Deletes objects, and the local files of inlined ones that processes of this machine have.
+
+        Removes the content from the memory of this process. Others keep it until it is dropped.
+        """
         deleted = list(names)
-        if local := [local_name(name) for name in deleted if is_inlined(name)]:
+        if inlined := [name for name in deleted if is_inlined(name)]:
+            self._known.forget(inlined)
+            local = [local_name(name) for name in inlined]
             for slot in _area(self.store).folder.glob("*"):
                 for one in local:
                     with suppress(OSError):
@@ -197,47 +296,56 @@ class InlinedFiles(WrappedStore):
         """
         area = _area(self.store).folder
         for folder in {name.rsplit("/", 2)[0] for name in names if is_inlined(name)}:
+            self._known.forget_bundles(folder)
             for path in area.glob(f"*/{narrow_id(folder).hex}-*"):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
     def get(self, name: str) -> bytes:
-        path = self._inlined(name)
-        return self.store.get(name) if path is None else _read(path, name)
+        place = self._place(name)
+        return self.store.get(name) if place is None else _bytes(place, name)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        if (path := self._inlined(name)) is None:
+        if (place := self._place(name)) is None:
             return self.store.get_range(name, start, length)
-        return whole_range(_read(path, name)[start : start + length], length, name, self.url)
+        return whole_range(_bytes(place, name)[start : start + length], length, name, self.url)
 
     def size(self, name: str) -> int:
-        if (path := self._inlined(name)) is None:
+        if (place := self._place(name)) is None:
             return self.store.size(name)
         try:
-            return path.stat().st_size
+            return len(place) if isinstance(place, bytes) else place.stat().st_size
         except OSError as error:
             raise failed("read", name, self.url, str(error)) from error
 
     def reader(self, name: str) -> BinaryIO:
-        path = self._inlined(name)
-        return self.store.reader(name) if path is None else BytesIO(_read(path, name))
+        place = self._place(name)
+        return self.store.reader(name) if place is None else BytesIO(_bytes(place, name))
 
     def local_path(self, name: str) -> Path | None:
-        return self._inlined(name) or self.store.local_path(name)
+        if not is_inlined(name):
+            return self.store.local_path(name)
+        if (path := self._known.path(name)) is None:
+            self.fetch([name])
+            path = self._known.path(name)
+        return self.store.local_path(name) if path is None else path
 
-    def _inlined(self, name: str) -> Path | None:
-        """Returns the local file of an inlined file; None for other files, and without its content."""
+    def _place(self, name: str) -> Path | bytes | None:
+        """Returns the local file of an inlined file, which engines read, or else its content.
+
+        Returns None for other files, and without content.
+        """
         if not is_inlined(name):
             return None
-        if (path := _local_files(self.store).path(name)) is not None:
-            return path
-        self.fetch([name])
-        return _local_files(self.store).path(name)
+        if (place := self._known.place(name)) is None:
+            self.fetch([name])
+            place = self._known.place(name)
+        return place
 
 
-def _read(path: Path, name: str) -> bytes:
+def _bytes(place: Path | bytes, name: str) -> bytes:
     try:
-        return path.read_bytes()
+        return place if isinstance(place, bytes) else place.read_bytes()
     except FileNotFoundError as error:
         raise missing(name, "the database") from error
 

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_schema, exact, with_ids
 from dormouse.data.datafusion_session import sorted_session
 from dormouse.data.newest import first_of_keys
+from dormouse.errors import ObjectNotFound
 from dormouse.model.file_reference import INLINED, is_inlined
 from dormouse.model.loops import portions
 from dormouse.model.region import KeyRanges, Range
@@ -134,7 +135,7 @@ def _bundle_of(
     with _lock:
         known = _bundles.get(key)
     if known is not None:
-        known = known.of(scans, others) if context.inlined.has(known.scan.filename) else None
+        known = None if context.inlined.lacking([known.scan.filename]) else known.of(scans, others)
     rest = [scan for scan in scans if known is None or scan.filename not in known.applied]
     is_old = known is not None and len(known.scan.deletions) > TESTS_MAX
     if not makes or not (is_old or _are_many(rest)):
@@ -159,8 +160,11 @@ def _made(
     """
     inputs = sorted([*rest, *([] if known is None else [known.scan])], key=attrgetter("deletions_till"))
     context.inlined.fetch(scan.filename for scan in inputs)
-    paths = [context.objects.local_path(scan.filename) for scan in inputs]
-    if any(path is None or not path.exists() for path in paths):
+    try:
+        files = [
+            context.inlined.in_memory(scan.filename) or context.objects.get(scan.filename) for scan in inputs
+        ]
+    except ObjectNotFound:
         return None
     listed = dict.fromkeys(one for scan in inputs for one in scan.deletions)
     deletions = []
@@ -168,7 +172,7 @@ def _made(
         own = {one.deletion_id for one in scan.deletions}
         # those that the file's keys exclude are tested as well, so that a deletion applies to a run of files
         deletions.append([d for d in listed if d.deletion_id > scan.deletions_till or d.deletion_id in own])
-    rows = joined_rows(list(filter(None, paths)), deletions, context.stored_schema, context.properties)
+    rows = joined_rows(files, deletions, context.stored_schema, context.properties)
     content = encoded(rows, context.stored_schema)
     applied = dict(known.applied) if known else {}
     for scan in scans:
@@ -225,22 +229,22 @@ def _remaining(
 
 
 def joined_rows(
-    paths: Iterable[Path],
+    files: Iterable[Path | bytes],
     deletions: Sequence[Sequence[Deletion]],
     schema: Schema,
     properties: TableProperties,
 ) -> pa.Table:
-    """Returns the rows of local files that have the columns of `schema`, in the order of the files' rows.
+    """Returns the rows of files that have the columns of `schema`, in the order of the files' rows.
 
-    `deletions` has the deletions of each file, whose rows are left out. A file of a keyed table has none. For
-    a keyed table, only the newest row of each key is returned.
+    `files` are paths, or the bytes of files. `deletions` has the deletions of each file, whose rows are left
+    out. A file of a keyed table has none. For a keyed table, only the newest row of each key is returned.
     """
     from dormouse.data.leaf_sorter import sort_indices  # it loads the library of sketches
 
     columns = with_ids(arrow_schema(schema), schema)
     tables = []
-    for path in paths:
-        with pq.ParquetFile(path) as file:
+    for place in files:
+        with pq.ParquetFile(pa.BufferReader(place) if isinstance(place, bytes) else place) as file:
             batches = file.read(schema.names, use_threads=False).select(schema.names).to_batches()
         tables.append(pa.Table.from_batches([exact(batch, columns) for batch in batches], columns))
     rows = pa.concat_tables(_remaining(tables, deletions, schema))

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -49,13 +48,30 @@ WHOLE_MEMORY_BYTES_MAX = 4 * WHOLE_BYTES_MAX
 
 
 class OpenFile:
-    """An object that is read in parts. `mark` identifies the object and its content, as a cache key."""
+    """An object that is read in parts. `mark` identifies the object and its content, as a cache key.
 
-    def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
+    `content` has all of its bytes if they are in memory. Otherwise `descriptor` is that of its file, or None
+    for an object that is not on this machine.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        name: str,
+        byte_count: int,
+        descriptor: int | None,
+        content: bytes | None = None,
+    ) -> None:
         self._store, self._name, self._descriptor = store, name, descriptor
         self.byte_count = byte_count
-        self.is_far = descriptor is None
-        self.tail_bytes = min(byte_count, _FAR_TAIL if descriptor is None else _LOCAL_TAIL)
+        self.content = content
+        self.is_far = descriptor is None and content is None
+        self.tail_bytes = min(byte_count, _FAR_TAIL if self.is_far else _LOCAL_TAIL)
+        if content is not None:
+            if len(content) != byte_count:
+                raise NotUnderstood("another size than was written")
+            self.mark: tuple[Any, ...] = (store.url, name, byte_count, "memory")
+            return
         status = None if descriptor is None else os.fstat(descriptor)
         if status is not None and status.st_size != byte_count:
             raise NotUnderstood("another size than was written")
@@ -67,6 +83,8 @@ class OpenFile:
         for at, size in spans:
             if at < 0 or size < 0 or at + size > self.byte_count:
                 raise NotUnderstood("a part beyond the file")
+        if self.content is not None:
+            return [self.content[at : at + size] for at, size in spans]
         if self._descriptor is not None:
             return [self._whole(os.pread(self._descriptor, size, at), size) for at, size in spans]
         joined = list(_joined(spans))
@@ -93,10 +111,13 @@ class OpenFile:
 
 
 @contextmanager
-def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[OpenFile]:
-    path: Path | None = store.local_path(name)
+def opened(
+    store: ObjectStore, name: str, byte_count: int, content: bytes | None = None
+) -> Iterator[OpenFile]:
+    """Yields an object to read. No file is opened if its content is given."""
+    path = store.local_path(name) if content is None else None
     if path is None:
-        yield OpenFile(store, name, byte_count, None)
+        yield OpenFile(store, name, byte_count, None, content)
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -188,14 +209,15 @@ class Kept:
         key = (source.mark, None)
         found: pa.RecordBatch | None = self.get(key)
         if found is None:
-            file = self.file(source)
-            size = sum(
-                WHOLE_MEMORY_BYTES_MAX if one.byte_count is None else one.byte_count for one in file.groups
-            )
-            if size >= WHOLE_MEMORY_BYTES_MAX:
+            # of a remote object, the footer comes with all else in one request
+            file = self.file(source) if source.is_far else self.get(source.mark)
+            if file is not None and not _is_small(file):
                 return None
-            data = file.part(source, (0, source.byte_count))
+            span = 0, source.byte_count
+            data = source.read([span])[0] if file is None else file.part(source, span)
             with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as reading:
+                if not (_is_surely_small(reading.metadata) or _is_small(file or self.file(source))):
+                    return None
                 rows = reading.read(use_threads=False)
             batches = rows.combine_chunks().to_batches()
             if len(batches) != 1:
@@ -203,6 +225,18 @@ class Kept:
             [found] = batches
             self.put(key, found, found.get_total_buffer_size())
         return found
+
+
+def _is_small(file: KnownFile) -> bool:
+    """Returns whether the rows of a file take little memory."""
+    sizes = (WHOLE_MEMORY_BYTES_MAX if one.byte_count is None else one.byte_count for one in file.groups)
+    return sum(sizes) < WHOLE_MEMORY_BYTES_MAX
+
+
+def _is_surely_small(metadata: pq.FileMetaData) -> bool:
+    """Returns whether rows take little memory even if each were all of the file, which is quick to say."""
+    sizes = (metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return bool(metadata.num_rows * sum(sizes) < WHOLE_MEMORY_BYTES_MAX)
 
 
 KEPT = Kept()

@@ -116,9 +116,17 @@ class _Remembered:
         return self.sorted.inlined.union(row[1] for row in self.recent if is_inlined(row[1]))
 
     def within(self, bounds: tuple[bytes, bytes] | None) -> list[_Reference]:
-        """Returns the references whose files may have keys within bounds, and perhaps some more."""
-        known = self.sorted.all if bounds is None else self.sorted.within(*bounds)
-        return [*known, *self.recent]
+        """Returns the references whose files may have keys within bounds."""
+        if bounds is None:
+            return [*self.sorted.all, *self.recent]
+        lowest, highest = bounds
+        recent = (
+            row
+            for row in self.recent
+            if not _has_bounds(row)
+            or (row[5] >= lowest and (row[4] <= highest or row[4].startswith(highest)))
+        )
+        return [*self.sorted.within(lowest, highest), *recent]
 
     def later(self, snapshot: str, state: str | None, added: Sequence[_Reference]) -> _Remembered:
         """Returns the references of a later plan, to which some were added."""
@@ -207,5 +215,5 @@ def known_plan(context: TableContext, partition_ids: Sequence[str], ranges: KeyR
     request = request._replace(till=remembered.snapshot, state=remembered.state)
     if bounds is not None:
         names = {row[1] for row in candidates if is_inlined(row[1])}
-        request = request._replace(wanted=[name for name in names if not context.inlined.has(name)])
+        request = request._replace(wanted=context.inlined.lacking(names))
     return Knowledge(context, key, request, remembered, candidates)

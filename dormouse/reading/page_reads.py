@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type, written_schema
+from dormouse.data.arrow_schema import arrow_type, exact, written_schema
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
@@ -81,22 +81,26 @@ def rows_of(
     columns: Sequence[str],
     *,
     is_likely: bool = False,
+    content: bytes | None = None,
 ) -> list[pa.RecordBatch] | None:
     """Returns the rows of a table's file that have a key, in the file's order.
 
     `key` has the values, as Arrow takes them, of the first row key or of the first few row keys. The file is
     sorted by its row keys and has these columns, which `can_look_up` accepts. If `is_likely`, the file
-    probably has the key, and more is read at once.
+    probably has the key, and more is read at once. `content` has the file's bytes, if they are in memory.
 
     Returns None when a query engine has to read the file. This includes an object that does not exist, is
     damaged, or has a size other than `byte_count`: the engine's reader then raises the error.
     """
     try:
         wanted = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
-        with opened(store, name, byte_count) as source:
+        with opened(store, name, byte_count, content) as source:
             if (whole := KEPT.whole(source)) is not None:
                 at = _places({name: whole[name] for name in wanted}, wanted)
-                return [whole.select(columns).take(pa.array(at))] if len(at) else []
+                if not len(at):
+                    return []
+                found = whole.select(columns)
+                return [found if len(at) == len(found) else found.take(pa.array(at))]
             return _Lookup(KEPT.file(source), source, next(iter(key)), wanted, columns, is_likely).rows()
     except _FAILURES:
         return None
@@ -441,14 +445,20 @@ def looked_up(
     batches: list[pa.RecordBatch] = []
     for scan, key in zip(scans, keys, strict=True):
         size, is_likely = scan.byte_count or 0, len(scans) == 1
-        found = rows_of(context.objects, scan.filename, size, key, names, is_likely=is_likely)
+        # the digest of a local file was compared, which is then read
+        content = None if context.verifies else context.inlined.in_memory(scan.filename)
+        found = rows_of(
+            context.objects, scan.filename, size, key, names, is_likely=is_likely, content=content
+        )
         if found is None:
             return None
         batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])
     if len(batches) > 1:
         order = [(name, "ascending") for name in schema.key_names]
         order += [(name, "descending") for name in newest_by]
-        rows = pa.Table.from_batches(batches).sort_by(order)
+        # files differ in the nullability of their columns, and perhaps in their types
+        alike = pa.schema([(field.name, arrow_type(field.type)) for field in columns])
+        rows = pa.Table.from_batches([exact(batch, alike) for batch in batches]).sort_by(order)
         batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
     if newest_by:
         first = first_of_keys(batches, schema.row_key_names)

@@ -154,11 +154,13 @@ def test_only_new_references_come(instance: Instance, came: list[int], inline_by
     assert came[1] == 0
 
 
+@pytest.mark.parametrize("recent_max", [0, 64])
 def test_a_look_up_beside_many_files_looks_at_few(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, recent_max: int
 ) -> None:
     table = new_table(instance, inline_bytes_max=65_536)
-    monkeypatch.setattr(known_plans, "RECENT_MAX", 0)
+    monkeypatch.setattr(known_plans, "RECENT_MAX", recent_max)
+    look_up(table, {"key": 3})
     for key in range(40):
         ingest(table, (key, "a", key))
     look_up(table, {"key": 3})
@@ -226,7 +228,11 @@ def test_keys_of_any_order_are_found_among_sorted_references() -> None:
         references: list[tuple[Any, ...]] = [("p", str(n), True, 1, *pair) for n, pair in enumerate(pairs)]
         references.append(("p", "unknown", True, 1, None, None))
         lowest, highest = sorted((key(), key()))
-        found = known_plans._Sorted(references).within(lowest, highest)
+        recent = references[: chance.randrange(len(references) + 1)]
+        remembered = known_plans._Remembered(
+            "", None, known_plans._Sorted(references[len(recent) :]), tuple(recent)
+        )
+        found = remembered.within((lowest, highest))
         wanted = [
             row[1]
             for row in references

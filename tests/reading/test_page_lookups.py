@@ -196,6 +196,21 @@ def test_ingested_tables_answer_as_the_engine_does(
     assert query(table.context, where, ["score"], 1).read_all().num_rows <= 1
 
 
+@pytest.mark.parametrize("small", [0, 65_536], ids=["objects", "inlined"])
+def test_a_key_in_a_large_and_in_a_small_file_is_looked_up_in_both(
+    instance: Instance, used: list[bool], small: int
+) -> None:
+    """Columns of a file that is decoded as a whole are not nullable, and those of pages are."""
+    schema = Schema([Field("k", LONG)], values=[Field("v", STRING), Field("t", TIMESTAMP)])
+    table = instance.create_table("both", schema, properties=dm.TableProperties(inline_bytes_max=small))
+    rows = pa.table({"k": range(50_000), "v": [f"text {n}" for n in range(50_000)], "t": [START] * 50_000})
+    for some in (rows, rows.slice(7, 1), rows.slice(7, 2)):
+        table.ingest(some)
+    assert table.query({"k": 7}).read_all().to_pylist() == rows.slice(7, 1).to_pylist() * 3
+    assert table.query({"k": 8}).read_all().num_rows == 2
+    assert used == [True] * 5
+
+
 def _equals(where: dict[str, Any]) -> Any:
     import pyarrow.compute as pc
 

@@ -235,7 +235,7 @@ def test_a_reader_that_may_not_write_to_the_store_keeps_content_in_a_folder_of_i
     monkeypatch.setattr("tempfile.tempdir", str(own))
     monkeypatch.setattr(os, "access", lambda *_: False)
     shutil.rmtree(tmp_path / "objects" / ".staging", ignore_errors=True)
-    inlined._files.clear()
+    inlined._contents.clear()
     with dm.connect(dsn, url, read_only=True) as instance:
         assert keys_of(instance.table("t")) == list(range(10))
         assert instance.sql("select count(*) as n from t").read_all().to_pylist() == [{"n": 10}]
