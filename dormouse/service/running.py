@@ -114,6 +114,8 @@ class Turns:
         self._begun_at = -math.inf
         """The time at which the last query began, unless it has ended."""
         self._is_watched = False
+        self._is_idle = False
+        """True if the process was not busy before the last look, at which work waited."""
         self._lock = threading.Lock()
         self._load = _Load()
 
@@ -137,12 +139,13 @@ class Turns:
             self._in_thread(partial(self._work, loop))
         if self._waiting and not self._is_watched:
             self._is_watched = True
-            self._load.begin()
+            self._load.share()
             loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
         self._is_watched = False
-        self._look(is_idle=self._load.share() < BUSY_SHARE)
+        self._is_idle = bool(self._waiting) and self._load.share() < BUSY_SHARE
+        self._look(is_idle=self._is_idle)
 
     def _is_due(self) -> bool:
         return time.monotonic() >= self._begun_at + TURN_SECONDS
@@ -166,7 +169,7 @@ class Turns:
         """Returns the next turn of a thread; None if the thread has to end."""
         with self._lock:
             is_newest = done is self._newest
-            if not self._waiting or not (is_newest or self._is_due()):
+            if not self._waiting or not (is_newest or self._is_idle or self._is_due()):
                 self._threads -= 1
                 if is_newest:
                     self._begun_at = -math.inf
@@ -185,19 +188,14 @@ class _Load:
     def __init__(self) -> None:
         self.threads: set[int] = set()
         """The native ids of the threads that work."""
-        self._begun_at = self._used = 0.0
-        self._delays: dict[int, float] = {}
-
-    def begin(self) -> None:
-        self._begun_at, self._used, self._delays = time.monotonic(), time.process_time(), self._read()
+        self._last: tuple[float, float, dict[int, float]] = 0.0, 0.0, {}
 
     def share(self) -> float:
-        """Returns the share of time since `begin`; 1 if the system does not report it."""
-        if not self._delays:
-            return 1.0
-        waited = sum(delay - self._delays.get(thread, delay) for thread, delay in self._read().items())
-        seconds = time.monotonic() - self._begun_at
-        return (time.process_time() - self._used + waited) / max(seconds, LOOK_SECONDS)
+        """Returns the share of time since the last call; 1 if the system does not report it."""
+        at, used, delays = self._last
+        self._last = now, used_now, delays_now = time.monotonic(), time.process_time(), self._read()
+        waited = sum(delay - delays.get(thread, delay) for thread, delay in delays_now.items())
+        return (used_now - used + waited) / max(now - at, LOOK_SECONDS) if delays_now else 1.0
 
     def _read(self) -> dict[int, float]:
         """Returns the seconds for which this thread and those that work had to wait for a processor."""
