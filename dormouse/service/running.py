@@ -139,7 +139,6 @@ class Turns:
             self._in_thread(partial(self._work, loop))
         if self._waiting and not self._is_watched:
             self._is_watched = True
-            self._load.share()
             loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
@@ -191,11 +190,17 @@ class _Load:
         self._last: tuple[float, float, dict[int, float]] = 0.0, 0.0, {}
 
     def share(self) -> float:
-        """Returns the share of time since the last call; 1 if the system does not report it."""
+        """Returns the share of time since the last call; 1 if it is not known, or that was long ago."""
         at, used, delays = self._last
-        self._last = now, used_now, delays_now = time.monotonic(), time.process_time(), self._read()
-        waited = sum(delay - delays.get(thread, delay) for thread, delay in delays_now.items())
-        return (used_now - used + waited) / max(now - at, LOOK_SECONDS) if delays_now else 1.0
+        now, used_now = time.monotonic(), time.process_time()
+        seconds = max(now - at, LOOK_SECONDS)
+        share = (used_now - used) / seconds
+        # each file that is read gives Python's lock up, which a busy process must not do more often
+        delays_now = self._read() if share < BUSY_SHARE else {}
+        self._last = now, used_now, delays_now
+        if not (delays and delays_now) or seconds > TURN_SECONDS:
+            return 1.0
+        return share + sum(delay - delays.get(one, delay) for one, delay in delays_now.items()) / seconds
 
     def _read(self) -> dict[int, float]:
         """Returns the seconds for which this thread and those that work had to wait for a processor."""
