@@ -42,10 +42,8 @@ STALL_LOOKS = 10
 STOP_SECONDS_MAX = 3.0
 TURN_SECONDS = 0.005
 """The time after which the next query begins in another thread, although the last one has not ended."""
-LOOK_SECONDS = 0.002
-"""The time between two looks at how busy the process is, while queries wait for their turn."""
 BUSY_SHARE = 0.5
-"""The share of time, above which a process counts as busy."""
+"""The share of time from which a process counts as busy."""
 
 logger = logging.getLogger("dormouse.service")
 
@@ -139,7 +137,7 @@ class Turns:
             self._in_thread(partial(self._work, loop))
         if self._waiting and not self._is_watched:
             self._is_watched = True
-            loop.call_later(LOOK_SECONDS, self._look_again)
+            loop.call_later(TURN_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
         self._is_watched = False
@@ -193,12 +191,12 @@ class _Load:
         """Returns the share of time since the last call; 1 if it is not known, or that was long ago."""
         at, used, delays = self._last
         now, used_now = time.monotonic(), time.process_time()
-        seconds = max(now - at, LOOK_SECONDS)
+        seconds = now - at
         share = (used_now - used) / seconds
         # each file that is read gives Python's lock up, which a busy process must not do more often
         delays_now = self._read() if share < BUSY_SHARE else {}
         self._last = now, used_now, delays_now
-        if not (delays and delays_now) or seconds > TURN_SECONDS:
+        if not (delays and delays_now) or seconds > 2 * TURN_SECONDS:
             return 1.0
         return share + sum(delay - delays.get(one, delay) for one, delay in delays_now.items()) / seconds
 
