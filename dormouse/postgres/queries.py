@@ -329,7 +329,7 @@ def _result(
 ) -> PGresult:
     """Returns the result of a statement, which is prepared first if necessary. Raises the server's error."""
     known = _prepared.get(conn) or _prepared.setdefault(conn, _Prepared())
-    name, is_prepared = known.names.get(key), key in known.names
+    name = known.names.get(key)
     try:
         if name is None:
             name, oldest = known.add(key)
@@ -338,12 +338,10 @@ def _result(
                 _received(conn)
             conn.pgconn.send_prepare(name, *key)
             _received(conn)
-            is_prepared = True
         conn.pgconn.send_query_prepared(name, buffers, formats)
         return _received(conn)
-    except BaseException as error:
-        if not is_prepared or isinstance(error, errors.InvalidSqlStatementName):
-            known.names.pop(key, None)
+    except errors.InvalidSqlStatementName:
+        known.names.pop(key, None)
         raise
 
 
