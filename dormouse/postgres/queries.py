@@ -325,7 +325,7 @@ _prepared: WeakKeyDictionary[psycopg.Connection[Any], _Prepared] = WeakKeyDictio
 
 
 def _result(
-    conn: psycopg.Connection[Any], key: Key, buffers: Sequence[Any], formats: Sequence[Format]
+    conn: psycopg.Connection[Any], key: Key, buffers: Sequence[Any], formats: Sequence[Format] | None
 ) -> PGresult:
     """Returns the result of a statement, which is prepared first if necessary. Raises the server's error."""
     known = _prepared.get(conn) or _prepared.setdefault(conn, _Prepared())
@@ -347,7 +347,7 @@ def _result(
 
 def _received(conn: psycopg.Connection[Any]) -> PGresult:
     """Sends what was begun, and returns the result of one statement. Raises the server's error."""
-    result = conn.wait(generators.execute(conn.pgconn))[-1]
+    result: PGresult = conn.wait(generators.execute(conn.pgconn))[-1]
     if result.status == ExecStatus.FATAL_ERROR:
         raise errors.error_from_result(result)
     return result
