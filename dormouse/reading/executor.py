@@ -118,7 +118,10 @@ def _query(
     if found is None:
         rows = wanted_of(context, checked, execution.rows(groups))
         found = batches_ahead(rows, interruption.set)
-    batches = (exact(batch.select(checked.columns), schema) for batch in found)
+    names = schema.names
+    batches = (
+        exact(batch if batch.schema.names == names else batch.select(names), schema) for batch in found
+    )
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 

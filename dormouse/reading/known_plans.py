@@ -115,6 +115,11 @@ class _Remembered:
     def inlined(self) -> frozenset[str]:
         return self.sorted.inlined.union(row[1] for row in self.recent if is_inlined(row[1]))
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """True if the plan has a few references, none to an inlined file: all of them come faster."""
+        return self.state is not None and self.count < REFERENCES_MIN and not self.inlined
+
     def within(self, bounds: tuple[bytes, bytes] | None) -> list[_Reference]:
         """Returns the references whose files may have keys within bounds."""
         if bounds is None:
@@ -191,7 +196,9 @@ class Knowledge:
             return rows._replace(references=[*self.candidates, *rows.references], inlined=made.inlined)
         if rows.state is not None:
             _plans.put(self.key, _Remembered(snapshot, rows.state, _Sorted(rows.references)).bounded)
-        elif len(rows.references) >= REFERENCES_MIN and len(self.key[1]) <= PARTITIONS_MAX:
+        elif len(self.key[1]) <= PARTITIONS_MAX and (
+            len(rows.references) >= REFERENCES_MIN or any(is_inlined(row[1]) for row in rows.references)
+        ):
             _plans.put(self.key, _UNKNOWN)
         return rows
 
@@ -201,8 +208,8 @@ def known_plan(context: TableContext, partition_ids: Sequence[str], ranges: KeyR
     key = context.table.uuid, tuple(partition_ids)
     remembered = _plans.get(key)
     is_inlining = bool(context.properties.inline_bytes_max)
-    if remembered is None and not is_inlining:
-        return Knowledge(context, key, None, None, ())
+    if (remembered is None and not is_inlining) or (remembered is not None and remembered.is_plain):
+        return Knowledge(context, key, None, remembered, ())
     prefix = f"{context.table.object_prefix}{INLINED}/" if is_inlining else None
     request = KnownPlan(None, None, prefix, PLAN_CONTENT_BYTES_MAX)
     first = ranges.get(context.schema.row_keys[0].name, ())

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyarrow.types as _is
 
 from dormouse.data.arrow_schema import arrow_type, exact, written_schema
 from dormouse.data.newest import first_of_keys
@@ -39,7 +40,7 @@ from dormouse.reading.page_index import (
     pages,
     small_file,
 )
-from dormouse.reading.page_values import coded_page, values_of_dictionary
+from dormouse.reading.page_values import coded_page, is_plain, plain_page, values_of_dictionary
 from dormouse.reading.planner import Scan
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
@@ -107,7 +108,12 @@ def rows_of(
 
 
 def _places(keys: Mapping[str, pa.Array], wanted: Mapping[str, pa.Scalar]) -> np.ndarray[Any, Any]:
-    """Returns the numbers of the rows that have the wanted value of each key."""
+    """Returns the numbers of the rows that have the wanted value of each key; the rows are sorted by them."""
+    (first, number), *others = wanted.items()
+    if not others and _is.is_integer(number.type):
+        values = keys[first].to_numpy()
+        ends = (int(values.searchsorted(number.as_py(), side)) for side in ("left", "right"))
+        return np.arange(*ends)
     alike = (pc.equal(keys[name], value) for name, value in wanted.items())
     return np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
 
@@ -180,9 +186,19 @@ class _Fetched:
     end: int
     data: bytes
 
+    @property
+    def is_one_page(self) -> bool:
+        return self.end - self.first == 1
+
+    @property
+    def is_plain(self) -> bool:
+        """True if this is one page of numbers that are not encoded."""
+        rows = self.pages.first_rows
+        return self.is_one_page and is_plain(self.data, self.chunk, rows[self.end] - rows[self.first])
+
     def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
         """Returns the bytes of the pages that contain `rows`, and the span of all rows in these pages."""
-        if self.end - self.first == 1:
+        if self.is_one_page:
             return self.data, _Rows(*self.pages.first_rows[self.first : self.end + 1])
         first, end = _pages_of(self.pages, rows)
         offsets, start = self.pages.offsets, self.pages.offsets[self.first]
@@ -243,7 +259,7 @@ class _Lookup:
         is_one_read = self._is_likely or self._source.is_far
         data = self._fetched(number, names + others if is_one_read else names, candidates)
         if self._is_likely:  # opening two small files would cost more than decoding these pages
-            names += [name for name in others if not chunks[name].dictionary]
+            names += [name for name in others if not (chunks[name].dictionary or data[name].is_plain)]
         parts = {name: self._whole(number, data[name], candidates) for name in names}
         decoded = _decoded_rows(parts, candidates)
         at = _places(decoded, self._key)
@@ -259,7 +275,7 @@ class _Lookup:
         for name in others:
             if name in columns:
                 continue
-            values = self._coded(number, data[name], found)
+            values = self._alone(number, data[name], found)
             if values is None:
                 pages_of, has = data[name].of(found)
                 parts[name] = Part(data[name].chunk, b"", pages_of), has
@@ -330,12 +346,13 @@ class _Lookup:
         data, has = fetched.of(rows)
         return Part(chunk, self._dictionary(number, chunk) if chunk.dictionary else b"", data), has
 
-    def _coded(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
-        """Returns the values of `rows` if the page's values are in a dictionary, otherwise None."""
+    def _alone(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
+        """Returns the values of `rows` if they are in a dictionary or plain numbers, otherwise None."""
         chunk = fetched.chunk
-        if not chunk.dictionary:
-            return None
         data, has = fetched.of(rows)
+        if not chunk.dictionary:
+            plain = plain_page(data, chunk, has.end - has.start) if fetched.is_one_page else None
+            return plain and pa.concat_arrays([plain.value(row - has.start) for row in range(*rows)])
         page = coded_page(data, chunk, has.end - has.start)
         if page is None:
             return None

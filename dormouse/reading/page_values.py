@@ -6,10 +6,12 @@ https://github.com/apache/parquet-format.
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
+import zstandard
 
 from dormouse.reading.page_index import (
     BYTE_ARRAY,
@@ -24,9 +26,12 @@ from dormouse.reading.page_index import (
 TEXTS_MAX = 256
 _CODED = (2, 8)
 _PLAIN = (0, 2)
+_PLAIN_NUMBERS = 0
 _NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}
 _TEXTS = (pa.string(), pa.binary())
-_CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+_ZSTD = 6
+_CODECS = {1: "snappy", 2: "gzip", 4: "brotli", _ZSTD: "zstd", 7: "lz4_raw"}
+_of_thread = threading.local()
 
 
 class CodedPage(NamedTuple):
@@ -48,17 +53,71 @@ class CodedPage(NamedTuple):
         return _item(self.places, self.width, row) if self.width else 0
 
 
+class PlainPage(NamedTuple):
+    """A page of numbers, one after the other. `levels` is that of a `CodedPage`."""
+
+    kind: pa.DataType
+    numbers: bytes
+    levels: bytes | None
+
+    def value(self, row: int) -> pa.Array:
+        """Returns a row's value, or null, as an array."""
+        if self.levels is not None:
+            if not _item(self.levels, 1, row):
+                return pa.nulls(1, self.kind)
+            row = _ones(self.levels, row)
+        size = self.kind.bit_width // 8
+        number = self.numbers[row * size : (row + 1) * size]
+        if len(number) != size:
+            raise NotUnderstood("a page that ends early")
+        return pa.Array.from_buffers(self.kind, 1, [None, pa.py_buffer(number)])
+
+
 def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
     """Returns a data page, which must have `row_count` rows; None when its values are not in a dictionary."""
     header, at = page_header(data)
-    packed = data[at : at + header[3]]
-    old, new = header.get(5), header.get(8)
-    said: Struct = old or new or {}
+    if _encoding(header, row_count) not in _CODED:
+        return None
+    levels, body = _body(data, header, at, chunk)
+    return CodedPage(body[0], body[1:], levels)
+
+
+def plain_page(data: bytes, chunk: Chunk, row_count: int) -> PlainPage | None:
+    """Returns a data page, which must have `row_count` rows; None unless `is_plain`."""
+    header, at = page_header(data)
+    kind = _kind(chunk.schema)
+    if kind is None or kind in _TEXTS or _encoding(header, row_count) != _PLAIN_NUMBERS:
+        return None
+    levels, body = _body(data, header, at, chunk)
+    return PlainPage(kind, body, levels)
+
+
+def is_plain(data: bytes, chunk: Chunk, row_count: int) -> bool:
+    """Returns whether a data page, which must have `row_count` rows, has numbers that are not encoded."""
+    kind = _kind(chunk.schema)
+    return (
+        kind is not None
+        and kind not in _TEXTS
+        and _encoding(page_header(data)[0], row_count) == _PLAIN_NUMBERS
+    )
+
+
+def _encoding(header: Struct, row_count: int) -> int:
+    """Returns the number of the encoding of a data page's values."""
+    old = header.get(5)
+    said: Struct = old or header.get(8) or {}
     if said.get(1) != row_count:
         raise NotUnderstood("a page of other rows")
-    if said[2 if old else 4] not in _CODED:
-        return None
-    levels: bytes | None
+    return int(said[2 if old else 4])
+
+
+def _body(data: bytes, header: Struct, at: int, chunk: Chunk) -> tuple[bytes | None, bytes]:
+    """Returns the levels of a data page, None for a column without nulls, and its encoded values.
+
+    `at` is the length of the header.
+    """
+    packed = data[at : at + header[3]]
+    old, said = header.get(5), header.get(5) or header[8]
     if old:
         body = _unpacked(packed, chunk.codec, header[2])
         end = 4 + int.from_bytes(body[:4], "little") if chunk.is_optional else 0
@@ -68,7 +127,7 @@ def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
         levels, body = packed[:end], packed[end:]
         if said.get(7, True):
             body = _unpacked(body, chunk.codec, header[2] - end)
-    return CodedPage(body[0], body[1:], levels if chunk.is_optional else None)
+    return levels if chunk.is_optional else None, body
 
 
 def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
@@ -107,7 +166,23 @@ def _unpacked(data: bytes, codec: int, size: int) -> bytes:
         return data
     if codec not in _CODECS:
         raise NotUnderstood("another codec")
+    if codec == _ZSTD:
+        return _zstd(data, size)
     return bytes(pa.Codec(_CODECS[codec]).decompress(data, size, asbytes=True))
+
+
+def _zstd(data: bytes, size: int) -> bytes:
+    """Returns decompressed bytes, which have `size`. pyarrow would make another context for each page."""
+    context = getattr(_of_thread, "zstd", None)
+    if context is None:
+        context = _of_thread.zstd = zstandard.ZstdDecompressor()
+    try:
+        found: bytes = context.decompress(data, size)
+    except zstandard.ZstdError as error:
+        raise NotUnderstood("damaged pages") from error
+    if len(found) != size:
+        raise NotUnderstood("a page of another size")
+    return found
 
 
 def _item(data: bytes, width: int, number: int) -> int:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from dormouse.errors import (
     InvalidRange,
 )
 from dormouse.model.json_values import json_value, value_of_json
-from dormouse.model.region import KeyRanges, Range, Region, check_key, encode_key
+from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
 from dormouse.model.table import ROWS_MAX, current_condition, stored_condition
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
@@ -306,13 +306,15 @@ def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
     It is only the beginning of a key if a range of a later row key is open.
     """
     enclosing = [ranges.enclosing(field.name) for field in schema.row_keys]
-    return tuple(  # type: ignore[return-value]
-        encode_key(
-            schema.row_keys,
-            list(takewhile(lambda value: value is not None, (getattr(item, end) for item in enclosing))),
-        )
-        for end in ("min", "max")
-    )
+    lows, highs = [item.min for item in enclosing], [item.max for item in enclosing]
+    lowest = _beginning(schema, lows)
+    return lowest, lowest if lows == highs else _beginning(schema, highs)
+
+
+def _beginning(schema: Schema, values: Sequence[KeyValue | None]) -> bytes:
+    """Returns the beginning of a key, encoded, up to the first value that is None."""
+    known = values if None not in values else takewhile(lambda value: value is not None, values)
+    return encode_key(schema.row_keys, cast("list[KeyValue]", list(known)))
 
 
 def deletions_of(
@@ -325,6 +327,8 @@ def deletions_of(
     `rows` are tuples in any order: a number, a condition as JSON, and optionally whether the deletion is an
     erasure.
     """
+    if not rows:
+        return ()
     columns = _columns_of(schema, schema.shape if schema.was_changed else None)
     found = (_deletion_of(columns, *row) for row in sorted(rows))
     return tuple(one for one in found if not one.ranges or _may_match(one.ranges, wanted))

@@ -105,6 +105,9 @@ def _in_thread(endpoint: Callable[..., Response], place: Place) -> Callable[...,
     return answered
 
 
+SHORT_BYTES_MAX = 512
+
+
 class JsonRequest(Request):
     """A request whose body is JSON."""
 
@@ -124,12 +127,8 @@ class JsonRequest(Request):
             raise _unsupported("the body must be JSON, with content-type: application/json")
         if self.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
             raise _unsupported("the body must not have a content-encoding")
-        too_large = Refused(
-            "body-too-large",
-            f"the body is larger than the {settings.body_bytes_max:,} bytes that are allowed",
-        )
         if int(self.headers.get("content-length", 0)) > settings.body_bytes_max:
-            raise too_large
+            raise _too_large(settings.body_bytes_max)
         found = bytearray()
         seconds = settings.client_stall_seconds_max
         try:
@@ -137,10 +136,14 @@ class JsonRequest(Request):
                 async for chunk in self.stream():
                     found += chunk
                     if len(found) > settings.body_bytes_max:
-                        raise too_large
+                        raise _too_large(settings.body_bytes_max)
         except TimeoutError:
             raise Refused("body-too-slow", f"the body did not come within {seconds:g} s") from None
         return bytes(found)
+
+
+def _too_large(bytes_max: int) -> Refused:
+    return Refused("body-too-large", f"the body is larger than the {bytes_max:,} bytes that are allowed")
 
 
 def _unsupported(detail: str) -> Refused:
@@ -172,7 +175,9 @@ def parse_json(body: bytes, what: str = "the body") -> Any:
     """
     try:
         found = exact_json(body.decode("utf-8"), _refuse_constant)
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
+        # a short text without these has no lone surrogate, and is not nested deeply
+        if len(body) > SHORT_BYTES_MAX or not body.isascii() or b"\\" in body:
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise InvalidInput(f"{what} is not valid Unicode") from None
     except RecursionError:

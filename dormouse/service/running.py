@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -41,6 +42,8 @@ STALL_LOOKS = 10
 STOP_SECONDS_MAX = 3.0
 TURN_SECONDS = 0.005
 """The time after which the next query begins in another thread, although the last one has not ended."""
+BUSY_SHARE = 0.5
+"""The share of time from which a process counts as busy."""
 
 logger = logging.getLogger("dormouse.service")
 
@@ -94,8 +97,10 @@ class Turns:
     """The order in which threads do the work of queries. All public methods are for the event loop.
 
     Threads that are busy at the same time take Python's lock from each other at each of their system calls,
-    so one thread does the work of short queries. Another one begins with the next query only if none has
-    begun for TURN_SECONDS: those that run are then long, or wait for PostgreSQL or for objects.
+    so one thread does the work of short queries. Another one begins with the next query in two cases:
+
+    - The process was not busy since the last look: the queries that run wait for PostgreSQL or for objects.
+    - None has begun for TURN_SECONDS: those that run are then long.
     """
 
     def __init__(self, in_thread: Callable[[Callable[[], None]], object], threads_max: int) -> None:
@@ -107,7 +112,10 @@ class Turns:
         self._begun_at = -math.inf
         """The time at which the last query began, unless it has ended."""
         self._is_watched = False
+        self._is_idle = False
+        """True if the process was not busy before the last look, at which work waited."""
         self._lock = threading.Lock()
+        self._load = _Load()
 
     def run(self, function: Callable[[], None]) -> asyncio.Future[None]:
         """Runs a function in a thread when its turn comes. Returns a future that is done at its end."""
@@ -116,11 +124,12 @@ class Turns:
         self._look()
         return turn[1]
 
-    def _look(self) -> None:
+    def _look(self, *, is_idle: bool = False) -> None:
         """Starts another thread if one may begin. Repeats this later if there is work that waits."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            may_begin = bool(self._waiting) and self._threads < self._threads_max and self._is_due()
+            may_begin = bool(self._waiting) and self._threads < self._threads_max
+            may_begin = may_begin and (is_idle or self._is_due())
             if may_begin:
                 self._threads += 1
                 self._newest, self._begun_at = None, time.monotonic()
@@ -132,7 +141,8 @@ class Turns:
 
     def _look_again(self) -> None:
         self._is_watched = False
-        self._look()
+        self._is_idle = bool(self._waiting) and self._load.share() < BUSY_SHARE
+        self._look(is_idle=self._is_idle)
 
     def _is_due(self) -> bool:
         return time.monotonic() >= self._begun_at + TURN_SECONDS
@@ -140,6 +150,7 @@ class Turns:
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Does the work that waits, until there is none or another thread does it."""
         turn: _Turn | None = None
+        self._load.threads.add(threading.get_native_id())
         while (turn := self._next(turn)) is not None:
             function, ended = turn
             error: BaseException | None = None
@@ -149,18 +160,54 @@ class Turns:
                 error = raised
             with suppress(RuntimeError):  # the loop is closed when the process ends
                 loop.call_soon_threadsafe(_end, ended, error)
+        self._load.threads.discard(threading.get_native_id())
 
     def _next(self, done: _Turn | None) -> _Turn | None:
         """Returns the next turn of a thread; None if the thread has to end."""
         with self._lock:
             is_newest = done is self._newest
-            if not self._waiting or not (is_newest or self._is_due()):
+            if not self._waiting or not (is_newest or self._is_idle or self._is_due()):
                 self._threads -= 1
                 if is_newest:
                     self._begun_at = -math.inf
                 return None
             self._newest, self._begun_at = self._waiting.popleft(), time.monotonic()
             return self._newest
+
+
+class _Load:
+    """The time in which threads of the process ran, or were ready to run but had no processor.
+
+    A thread that waits for Python's lock is not counted, but the one that has the lock is. So the share of
+    time is near 1 if Python's lock is in use, even if other processes use the processors.
+    """
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        """The native ids of the threads that work."""
+        self._last: tuple[float, float, dict[int, float]] = 0.0, 0.0, {}
+
+    def share(self) -> float:
+        """Returns the share of time since the last call; 1 if it is not known, or that was long ago."""
+        at, used, delays = self._last
+        now, used_now = time.monotonic(), time.process_time()
+        seconds = now - at
+        share = (used_now - used) / seconds
+        # each file that is read gives Python's lock up, which a busy process must not do more often
+        delays_now = self._read() if share < BUSY_SHARE else {}
+        self._last = now, used_now, delays_now
+        if not (delays and delays_now) or seconds > 2 * TURN_SECONDS:
+            return 1.0
+        return share + sum(delay - delays.get(one, delay) for one, delay in delays_now.items()) / seconds
+
+    def _read(self) -> dict[int, float]:
+        """Returns the seconds for which this thread and those that work had to wait for a processor."""
+        found = {}
+        for thread in (threading.get_native_id(), *tuple(self.threads)):
+            with suppress(OSError, IndexError):  # the thread has ended, or the system has no such file
+                text = Path(f"/proc/self/task/{thread}/schedstat").read_bytes()
+                found[thread] = int(text.split()[1]) / 1e9
+        return found
 
 
 _Turn = tuple[Callable[[], None], asyncio.Future[None]]

@@ -28,6 +28,8 @@ of its own.
 """
 
 WHOLE_BYTES_MAX = 64 * 1024
+WHOLE_SECONDS_MAX = 0.001
+"""The time that a first piece waits for the end of its answer, so that both are sent at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,11 @@ class Making:
         self._waiting: asyncio.Future[Piece | None] | None = None
         self._may_make = threading.Semaphore(MADE_AHEAD)
         self._is_over = False
+        self._is_called = False
+        """True from a call of the event loop until it looks at the pieces: others need no call then."""
+        self._patience: asyncio.TimerHandle | None = None
+        """The end of the time in which the first piece waits for the end of the answer."""
+        self._is_patient = True
 
     def begin(self, in_thread: Callable[[Callable[[], None]], asyncio.Future[None]]) -> None:
         self.ended = in_thread(self._make)
@@ -224,21 +231,37 @@ class Making:
     def stop(self) -> None:
         """Ends the thread's job after the piece that the thread is making."""
         self._is_over = True
+        if self._patience is not None:
+            self._patience.cancel()
         if self._waiting is not None:
             self._waiting.cancel()  # asyncio would log a late error in a future that is never read
         self._may_make.release()
 
     def _give(self) -> None:
-        if self._waiting is None or self._waiting.done() or not self._made:
+        if self._waiting is None or self._waiting.done() or not self._made or self._waits_for_end():
             return
+        self._is_patient = False
         made = self._made.popleft()
         if isinstance(made, BaseException):
             self._waiting.set_exception(made)
         else:
             self._waiting.set_result(made)
 
-    def _arrived(self, made: _Made) -> None:
-        self._made.append(made)
+    def _waits_for_end(self) -> bool:
+        """Returns whether the first piece of a short answer waits; begins to wait if necessary."""
+        last = self._made[-1]
+        if not self._is_patient or not isinstance(last, Piece) or len(last.data) > WHOLE_BYTES_MAX:
+            return False
+        if self._patience is None:
+            self._patience = self._loop.call_later(WHOLE_SECONDS_MAX, self._hurry)
+        return True
+
+    def _hurry(self) -> None:
+        self._is_patient = False
+        self._give()
+
+    def _arrived(self) -> None:
+        self._is_called = False
         self._give()
 
     def _make(self) -> None:
@@ -257,5 +280,8 @@ class Making:
                 self._hand_over(None)
 
     def _hand_over(self, made: _Made) -> None:
-        with suppress(RuntimeError):  # the loop is closed when the process ends
-            self._loop.call_soon_threadsafe(self._arrived, made)
+        self._made.append(made)
+        if not self._is_called:
+            self._is_called = True
+            with suppress(RuntimeError):  # the loop is closed when the process ends
+                self._loop.call_soon_threadsafe(self._arrived)

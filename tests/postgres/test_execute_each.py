@@ -159,3 +159,38 @@ def test_an_interrupted_call_leaves_no_answers_to_later_calls(conn: psycopg.Conn
     with pytest.raises(KeyboardInterrupt):
         execute_each(conn, calls())
     assert conn.closed
+
+
+NUMBERS = Statement(sql.SQL("select id, n / %(by)s::integer, null::text from counter order by id"))
+
+
+def test_the_rows_of_one_statement_are_fetched_as_by_a_cursor(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "PREPARED_MAX", 2)
+    execute_each(conn, [add(40)])
+    expected = [(1, 10, None), (2, 0, None)]
+    for _ in range(3):
+        assert NUMBERS.fetch(conn, {"by": 4}) == expected
+    with pytest.raises(errors.DivisionByZero):
+        NUMBERS.fetch(conn, {"by": 0})
+    conn.execute("deallocate all")
+    assert NUMBERS.fetch(conn, {"by": 4}) == expected
+    with conn.transaction():
+        assert NUMBERS.fetch(conn, {"by": 4}) == expected
+    for number in range(4):  # older ones make room
+        other = Statement(sql.SQL(f"select {number} + %(by)s::integer"))
+        assert other.fetch(conn, {"by": 4}) == [(number + 4,)]
+    assert prepared(conn) == 2
+    with pytest.raises(errors.UndefinedTable):
+        Statement(sql.SQL("select * from no_such_table where %(by)s::integer = 1")).fetch(conn, {"by": 4})
+    assert NUMBERS.fetch(conn, {"by": 4}) == expected
+    monkeypatch.setattr(conn, "prepare_threshold", None)  # as behind a pooler
+    assert NUMBERS.fetch(conn, {"by": 4}) == expected
+
+
+def test_a_fetch_on_a_dead_connection_raises(conn: psycopg.Connection[Any]) -> None:
+    assert NUMBERS.fetch(conn, {"by": 1})
+    conn.pgconn.finish()
+    with pytest.raises(psycopg.OperationalError):
+        NUMBERS.fetch(conn, {"by": 1})

@@ -73,12 +73,21 @@ def planned(table: Table, where: dict[str, Any]) -> list[str]:
     return sorted(scan.filename for group in plan_query(table.context, ranges) for scan in group)
 
 
-@pytest.mark.parametrize("inline_bytes_max", [0, 65_536], ids=["objects", "inlined"])
+@pytest.mark.parametrize(
+    ("inline_bytes_max", "references_min"),
+    [(0, 0), (65_536, 0), (65_536, 4)],
+    ids=["objects", "inlined", "few_as_a_whole"],
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_look_ups_and_ranges_see_every_change(
-    instance: Instance, layout: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+    instance: Instance,
+    layout: str,
+    inline_bytes_max: int,
+    references_min: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ingests, deletions, compactions, splits, restores, collection and other layouts, in random order."""
+    monkeypatch.setattr(known_plans, "REFERENCES_MIN", references_min)
     table = new_table(
         instance, layout, inline_bytes_max=inline_bytes_max, split_threshold_rows=20, compaction_batch_files=4
     )
@@ -172,6 +181,31 @@ def test_a_look_up_beside_many_files_looks_at_few(
     assert len(known.request.wanted) == 1
     monkeypatch.delattr(InlinedContent, "read")  # the content comes with the plan
     assert look_up(table, {"key": 7}) == Counter([(7, "a", 7)])
+
+
+def test_a_plan_of_a_few_objects_comes_as_a_whole_until_a_file_is_inlined(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_plans, "REFERENCES_MIN", 32)
+    asked: list[bool] = []
+    call = FileReferenceStore.plan_call
+
+    def noted(store: FileReferenceStore, ids: Any, bounds: Any, known: Any = None) -> Any:
+        asked.append(known is not None)
+        return call(store, ids, bounds, known)
+
+    monkeypatch.setattr(FileReferenceStore, "plan_call", noted)
+    table = new_table(instance, inline_bytes_max=0)
+    ingest(table, (1, "a", 1))
+    table.set_properties(inline_bytes_max=65_536)
+    for _ in range(3):
+        assert look_up(table, {"key": 1}) == Counter([(1, "a", 1)])
+    assert asked[-3:] == [True, False, False]  # the first asks for content that may be new
+    asked.clear()
+    ingest(table, (1, "b", 2))
+    for _ in range(3):
+        assert look_up(table, {"key": 1}) == Counter([(1, "a", 1), (1, "b", 2)])
+    assert asked[-3:] == [False, True, True]
 
 
 def test_the_memory_is_bounded(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,7 +24,7 @@ from dormouse.reading.page_index import (
     struct_of,
     zigzag,
 )
-from dormouse.reading.page_values import TEXTS_MAX, values_of_dictionary
+from dormouse.reading.page_values import TEXTS_MAX, is_plain, plain_page, values_of_dictionary
 
 ROWS = 5_000
 KINDS = {
@@ -86,6 +87,38 @@ def test_a_damaged_dictionary_is_refused(kind: str) -> None:
     for cut in range(1, len(page)):
         with pytest.raises((NotUnderstood, LookupError)):
             values_of_dictionary(page[:-cut], chunk)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+def test_plain_numbers_are_those_that_pyarrow_reads(compression: str, version: str) -> None:
+    nulls = pa.array([n % 3 == 1 for n in range(ROWS)])
+    columns = {name: KINDS[name] for name in ("int32", "int64", "float", "double")}
+    columns |= {f"{name}?": pc.if_else(nulls, None, column) for name, column in columns.items()}
+    columns["text"] = KINDS["text"]
+    data, group = written(
+        columns,
+        compression=compression,
+        data_page_version=version,
+        use_dictionary=False,
+        data_page_size=1 << 30,
+    )
+    for name, column in columns.items():
+        chunk = group.chunks[name]
+        start, length = chunk.offset_index
+        located = pages(data[start : start + length], ROWS)
+        page = data[located.offsets[0] :][: located.sizes[0]]
+        assert is_plain(page, chunk, ROWS) == (name != "text")
+        found = plain_page(page, chunk, ROWS)
+        if found is None:
+            assert name == "text"
+            continue
+        for row in [0, 1, 2, 3, 777, 778, 779, ROWS - 1]:
+            value = found.value(row)
+            assert value.type == column.type
+            assert repr(value.to_pylist()) == repr([column[row].as_py()])
+        with pytest.raises(NotUnderstood):
+            plain_page(page, chunk, ROWS - 1)
 
 
 def test_page_locations_equal_those_of_a_general_thrift_reader() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dormouse.service import work
 from dormouse.service.work import WHOLE_BYTES_MAX, Making, Piece
 
 
@@ -43,6 +44,43 @@ def test_an_error_after_the_reader_left_is_not_reported() -> None:
 
 def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
     return asyncio.get_running_loop().run_in_executor(None, function)
+
+
+def test_a_first_piece_waits_for_an_end_that_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "WHOLE_SECONDS_MAX", 60.0)
+    may_end = threading.Event()
+
+    def pieces() -> Generator[Piece]:
+        yield Piece(b"a", 1)
+        assert may_end.wait(10)
+        yield Piece(b"b")
+
+    async def ask() -> Piece | None:
+        making = Making(pieces())
+        making.begin(_in_thread)
+        asyncio.get_running_loop().call_later(0.05, may_end.set)
+        first = await making.next()
+        assert first is not None
+        return making.whole(first)
+
+    assert asyncio.run(ask()) == Piece(b"ab", 1)
+
+
+def test_a_first_piece_does_not_wait_long() -> None:
+    may_end = threading.Event()
+
+    def pieces() -> Generator[Piece]:
+        yield Piece(b"a", 1)
+        assert may_end.wait(30)
+
+    async def ask() -> None:
+        making = Making(pieces())
+        making.begin(_in_thread)
+        assert await asyncio.wait_for(making.next(), 20) == Piece(b"a", 1)
+        may_end.set()
+        assert await making.next() is None
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,36 @@ def test_work_that_waits_lets_others_begin(monkeypatch: pytest.MonkeyPatch) -> N
     assert run([wait] * (THREADS - 1) + [is_last.set]) == [None] * THREADS
 
 
+def test_a_thread_goes_on_while_the_process_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thread ends its work after the second has begun, and then does the work that wakes it."""
+    monkeypatch.setattr(running, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(running._Load, "share", lambda load: 0.0)
+    has_second_begun, is_last = threading.Event(), threading.Event()
+
+    def first() -> None:
+        assert has_second_begun.wait(30)
+
+    def second() -> None:
+        monkeypatch.setattr(running, "TURN_SECONDS", 60.0)
+        has_second_begun.set()
+        assert is_last.wait(10)
+
+    assert run([first, second, is_last.set], 2) == [None] * 3
+
+
+def test_a_busy_process_is_told_from_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "TURN_SECONDS", 60.0)
+    load = running._Load()
+    load.threads.add(threading.get_native_id())
+    load.share()
+    time.sleep(0.3)
+    assert load.share() < running.BUSY_SHARE
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
+    assert load.share() >= running.BUSY_SHARE
+
+
 def test_threads_are_limited_and_later_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "TURN_SECONDS", 0.001)
     at_once, most, lock = 0, 0, threading.Lock()

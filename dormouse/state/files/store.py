@@ -370,7 +370,7 @@ class FileReferenceStore:
         `conn` is a connection inside the caller's transaction. See `plan_call` for `known`.
         """
         statement, values = self.plan_call(partition_ids, bounds, known)
-        found = self.planned_from(statement.execute(conn, values).fetchall())
+        found = self.planned_from(statement.fetch(conn, values))
         if found is None:
             raise self._unknown_file(partition_ids, conn)
         return found
