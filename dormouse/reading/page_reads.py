@@ -448,7 +448,9 @@ def looked_up(
     if len(batches) > 1:
         order = [(name, "ascending") for name in schema.key_names]
         order += [(name, "descending") for name in newest_by]
-        rows = pa.Table.from_batches(batches).sort_by(order)
+        # files of Spark have columns that are nullable, although the table's are not
+        tables = [pa.Table.from_batches([batch]) for batch in batches]
+        rows = pa.concat_tables(tables, promote_options="default").sort_by(order)
         batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
     if newest_by:
         first = first_of_keys(batches, schema.row_key_names)
