@@ -44,7 +44,7 @@ _QUOTED = re.compile(r"""'[^']*'|"[^"$`]*\"""")
 _GOES_ON = re.compile(r"dormouse (serve|maintain|committer|jobs worker)\b(?!.*--(once|drain|help))")
 _BELONGS_TOGETHER = re.compile(r"<<|&$|^(for|while|if)\b|^ *[^#'\n]*'[^'\n]*$", re.MULTILINE)
 _OF_BASH = {"PWD", "OLDPWD", "SHLVL", "_", "ENVIRONMENT_AFTER"}
-SECONDS_MAX = 60
+SECONDS_MAX = 300
 
 
 class Page:

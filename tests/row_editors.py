@@ -49,7 +49,7 @@ class Editor:
         # a busy machine may have had time for only a few steps: do each kind at least once
         self._add_column(middle)
         for step in dict.fromkeys(steps):
-            while step != self.page and step.__name__ not in self._accepted:
+            while step.__name__ not in self._accepted:
                 step()
 
     def _add_column(self, after: float) -> None:
@@ -96,6 +96,7 @@ class Editor:
                 ids += page.row_ids or ()
         except (IndexNotReady, PageExpired):
             return
+        self._accepted.add("page")
         self._write({"query": [[i, *row] for i, row in zip(ids, rows, strict=True)], "version": page.version})
 
     def _some(self, count_max: int = 5) -> list[Row]:

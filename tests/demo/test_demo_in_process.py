@@ -31,6 +31,7 @@ def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "flights_csv", lambda: tmp_path / "few.zip")
 
 
+@pytest.mark.objects  # several tasks of Spark compact
 @pytest.mark.slow
 def test_flights_pass_the_whole_pipeline_and_all_answers_match_duckdb(
     spark: object, cli: Cli, few_flights: None, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch

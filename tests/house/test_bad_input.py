@@ -330,6 +330,7 @@ def objects_in(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file() and path.parent.name != "now"}
 
 
+@pytest.mark.objects  # a reader of inlined files writes local files
 @pytest.mark.slow
 def test_a_disk_that_fills_during_an_ingest_is_one_clear_error(dsn: str, tmp_path: Path) -> None:
     """The error is one line, and there are no new rows or objects. Ingests work again when there is room."""

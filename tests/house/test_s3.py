@@ -72,6 +72,7 @@ def keys(table: Any) -> list[int]:
     return found
 
 
+@pytest.mark.objects  # a job compacts all inlined files of a leaf
 @pytest.mark.slow
 def test_every_verb_works_on_s3(connect: Connect, tmp_path: Path, spark: object) -> None:
     instance = connect()
@@ -115,6 +116,7 @@ def test_a_database_and_a_bucket_of_different_instances_are_refused(
         connect(dsn=empty_dsn)
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_a_bucket_deleted_during_an_ingest_is_one_clear_error_without_references(
     dsn: str, s3_endpoint: str, connect: Connect
@@ -139,6 +141,7 @@ def test_a_bucket_deleted_during_an_ingest_is_one_clear_error_without_references
     assert table.ingest(rows(0, 10)).rows == 10
 
 
+@pytest.mark.objects
 @pytest.mark.slow
 def test_an_endpoint_that_stops_during_an_ingest_is_one_clear_error_without_references(
     connect: Connect, monkeypatch: pytest.MonkeyPatch

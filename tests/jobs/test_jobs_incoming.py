@@ -133,8 +133,8 @@ def test_regular_files_are_ingested(
         monkeypatch.setattr(os, "link", refuse)
     job = ingested(client, "incoming/a/x.csv", "incoming/more.csv.gz", "incoming/hard.csv")
     assert (job.state, job.error) == ("COMPLETE", None)
-    assert instance.table("t").count() == 5
     assert list((incoming.parent / ".staging").iterdir()) == []
+    assert instance.table("t").count() == 5
 
 
 BROKEN = {

@@ -249,14 +249,4 @@ def test_jobs_match_the_model(supplier: ConnectionSupplier, tmp_path: object) ->
         (Jobs,),
         {"store": job_store(supplier, tmp_path / "objects"), "supplier": supplier},  # type: ignore[operator]
     )
-    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30))
-
-
-@pytest.mark.slow
-def test_jobs_match_the_model_in_long_runs(supplier: ConnectionSupplier, tmp_path: object) -> None:
-    machine = type(
-        "OfThisTest",
-        (Jobs,),
-        {"store": job_store(supplier, tmp_path / "objects"), "supplier": supplier},  # type: ignore[operator]
-    )
     run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=60))

@@ -134,13 +134,5 @@ class Payloads(RuleBasedStateMachine):
 def test_payloads_match_a_dictionary(databases: Databases) -> None:
     Payloads.databases = databases
     run_state_machine_as_test(
-        Payloads, settings=settings(max_examples=8, stateful_step_count=12, deadline=None)
-    )
-
-
-@pytest.mark.slow
-def test_payloads_match_a_dictionary_in_long_runs(databases: Databases) -> None:
-    Payloads.databases = databases
-    run_state_machine_as_test(
         Payloads, settings=settings(max_examples=60, stateful_step_count=30, deadline=None)
     )

@@ -291,8 +291,8 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
 @pytest.mark.slow
 def test_a_read_whose_file_was_collected_names_the_file(instance: Instance, table: Table, load: Load) -> None:
     frame = load(as_of="before")
-    for name in [file.filename for file in table.file_page()]:
-        instance._tables.objects.delete([name])
+    table.context.objects.delete([file.filename for file in table.file_page()])
+    query(instance._supplier, f"delete from file_content_{table.context.table.table_id}")
     with pytest.raises(Exception, match=r"ObjectNotFound: file 'data/.*' of table 't' was deleted"):
         frame.collect()
 
@@ -330,7 +330,7 @@ def test_one_ingest_id_adds_once(spark: SparkSession, instance: Instance, dsn: s
 def test_a_write_that_fails_leaves_nothing(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, tmp_path: Path
 ) -> None:
-    objects = sorted(tmp_path.rglob("*.parquet"))
+    objects = sorted(tmp_path.rglob("data/**/*.parquet"))
     frame = frame_of(spark, 2_000, 90)
     failing = when(col("k") == 1_020, raise_error(lit("no more"))).otherwise(col("name"))
     broken = frame.withColumn("name", failing)
@@ -342,7 +342,7 @@ def test_a_write_that_fails_leaves_nothing(
     wait_until(lambda: sum(one.numRunningTasks() for one in tracker.getExecutorInfos()) == 0)
     query(instance._supplier, "update write_attempt set finished_at = finished_at - interval '1 week'")
     instance._tables.context(table.files.table).attempts.collect(table.files.table)
-    assert sorted(tmp_path.rglob("*.parquet")) == objects
+    assert sorted(tmp_path.rglob("data/**/*.parquet")) == objects
     assert query(instance._supplier, "select count(*) from write_attempt where table_id > 0")[0][0] == 0
 
 
