@@ -43,7 +43,7 @@ HOMES = {
     "httptools": {"service"},
     "fastapi_offline": {"service"},
     "prometheus_client": {"durability", "service"},
-    "zstandard": {"payloads"},
+    "zstandard": {"payloads", "reading"},
     "datafusion": {"data", "reading", "writing"},
     "datasketches": {"data"},
     "pyspark": {"spark", "datasource"},
