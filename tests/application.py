@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from moto.cloudformation.models import cloudformation_backends
-from moto.core import DEFAULT_ACCOUNT_ID
 
 from dormouse.aws.switches import stack, update
 from dormouse.settings.resources import ApplicationResources, Described, resources_parameter
@@ -64,6 +62,9 @@ def parameters(deployed: Deployed) -> dict[str, str]:
 
 def break_application() -> None:
     """Makes the stack one that CloudFormation could not roll back."""
+    from moto.cloudformation.models import cloudformation_backends
+    from moto.core import DEFAULT_ACCOUNT_ID
+
     stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
     [broken] = [one for one in stacks if one.name == STACK]
     broken.status = "UPDATE_ROLLBACK_FAILED"

@@ -69,13 +69,14 @@ SPARK = (
     "test_key_order_spark", "test_s3", "test_demo_in_process", "test_spark_source", "test_spark_streams",
     "test_keyed_spark", "test_reshaping_writers", "test_reshaping_races",
     "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
-    "test_row_filter",
+    "test_row_filter", "test_spark_functions",
 )  # fmt: skip
 # a Java process of the tests lives for seconds: compile quickly, and skip the verification of Spark's jars
 HURRY = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
+os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # it would make 1,296 images for each test of EC2
 # The time of an example depends on the machine, and a failure prints its example.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=60)
 settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=10)
@@ -89,6 +90,7 @@ os.fsync = lambda _: None
 def pytest_configure(config: pytest.Config) -> None:
     """Sets up Hypothesis and the run's folder. The fast tier tries fewer examples than the full run."""
     use_what_is_named()
+    gc.disable()  # until all tests are collected, which makes millions of objects that stay
     settings.load_profile("fast tier" if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunFolder(), "run folder")
@@ -140,9 +142,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leaves the collected tests, which live until the end, out of each search for garbage."""
-    gc.collect()
+    """Leaves what was collected, which lives until the end, out of each search for garbage."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

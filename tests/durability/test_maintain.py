@@ -267,6 +267,7 @@ def command(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.objects
 def test_the_command_runs_until_a_signal_and_reports_failures(
     tmp_path: Path, cli: Callable[..., tuple[int, str, str]]

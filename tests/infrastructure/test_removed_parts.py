@@ -88,7 +88,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     return synthesize(settings("dev", **FULL), tmp_path_factory.mktemp("full"), checked=False)
 
 
-@pytest.mark.few(2)  # each is an application of its own
+@pytest.mark.few(1)  # each is an application of its own
 @pytest.mark.parametrize("part", SWITCHED)
 def test_the_keeper_stops_the_database_although_the_stack_of_a_removed_part_is_left(
     part: str, full: Assembly, tmp_path: Path

@@ -67,6 +67,7 @@ def lake(tmp_path: Path, hours: int) -> dict[PayloadKey, object]:
     return model.expected
 
 
+@pytest.mark.slow
 def test_payloads_folded_in_the_last_day_are_read_by_a_restored_database(tmp_path: Path) -> None:
     assert TableProperties().history_retention_seconds == KEPT_SECONDS
     expected = lake(tmp_path, 23)

@@ -116,6 +116,7 @@ def listed(rows: list[Row]) -> list[str]:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KEPT)
 @pytest.mark.parametrize("seed", [1])
 def test_readers_return_the_rows_that_hundreds_of_deletions_leave(

@@ -159,8 +159,8 @@ def where_of(chance: Random) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("limits", "repeats"),
     [
-        ("as they are", False),
         ("tiny", True),
+        pytest.param("as they are", False, marks=pytest.mark.slow),
         pytest.param("as they are", True, marks=pytest.mark.slow),
         pytest.param("tiny", False, marks=pytest.mark.slow),
     ],

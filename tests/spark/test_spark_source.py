@@ -135,7 +135,7 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("query", QUESTIONS, ids=repr)
 def test_spark_reads_what_a_query_reads(
     spark: SparkSession, table: Table, load: Load, query: dict[str, Any]

@@ -523,6 +523,7 @@ def test_content_must_belong_to_its_file(table: Table) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_backup_and_its_restore_have_the_rows(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         new_table(instance).ingest(rows(1, 2))

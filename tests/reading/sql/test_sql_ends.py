@@ -333,7 +333,7 @@ PARTS = 3
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize("nullable", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("kind", "pool", "second"), TYPED, ids=lambda one: getattr(one, "name", ""))
 def test_conditions_on_other_columns_choose_among_the_rows_of_a_file(
     instance: Instance, kind: DataType, pool: Sequence[Any], second: str, nullable: bool, part: int
