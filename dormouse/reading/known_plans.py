@@ -29,7 +29,7 @@ PLAN_CONTENT_BYTES_MAX = 1024 * 1024
 REFERENCES_MIN = 32
 """The references of a plan from which it is remembered, in a table that has no inlined files."""
 REFERENCES_MAX = 50_000
-"""The most references that a process remembers."""
+"""The most references and partitions of plans that a process remembers."""
 PLAN_REFERENCES_MAX = 12_500
 PLANS_MAX = 1_000
 PARTITIONS_MAX = 64
@@ -158,11 +158,15 @@ class _Plans:
 
     def put(self, key: _Key, made: _Remembered) -> None:
         with self._lock:
-            before = self._plans.pop(key, _UNKNOWN)
+            self._drop(key)
             self._plans[key] = made
-            self._count += made.count - before.count
+            self._count += made.count + len(key[1])
             while self._count > REFERENCES_MAX or len(self._plans) > PLANS_MAX:
-                self._count -= self._plans.pop(next(iter(self._plans))).count
+                self._drop(next(iter(self._plans)))
+
+    def _drop(self, key: _Key) -> None:
+        if (dropped := self._plans.pop(key, None)) is not None:
+            self._count -= dropped.count + len(key[1])
 
 
 _plans = _Plans()

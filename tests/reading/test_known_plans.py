@@ -209,7 +209,7 @@ def test_a_plan_of_a_few_objects_comes_as_a_whole_until_a_file_is_inlined(
 
 
 def test_the_memory_is_bounded(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_plans, "REFERENCES_MAX", 5)
+    monkeypatch.setattr(known_plans, "REFERENCES_MAX", 7)  # with the two partitions
     monkeypatch.setattr(known_plans, "PLAN_REFERENCES_MAX", 3)
     monkeypatch.setattr(known_plans, "PLANS_MAX", 2)
     plans = known_plans._plans
@@ -220,7 +220,16 @@ def test_the_memory_is_bounded(instance: Instance, monkeypatch: pytest.MonkeyPat
             for _ in range(2):
                 assert sum(look_up(table, {}).values()) == step + 1
         assert 1 <= len(plans._plans) <= 2
-        assert plans._count == sum(made.count for made in plans._plans.values()) == [1, 3, 5, 0][number - 1]
+        assert sum(made.count for made in plans._plans.values()) == [1, 3, 5, 0][number - 1]
+        assert plans._count == [1, 3, 5, 0][number - 1] + len(plans._plans)
+
+
+def test_partitions_without_references_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_plans, "REFERENCES_MAX", 5)
+    plans = known_plans._Plans()
+    for key in (("a", ("1", "2")), ("b", ("1", "2", "3")), ("a", ("1", "2")), ("c", ("1",))):
+        plans.put(key, known_plans._UNKNOWN)
+    assert [name for name, _ in plans._plans] == ["a", "c"]
 
 
 def test_few_plans_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
