@@ -84,6 +84,18 @@ def test_a_busy_process_is_told_from_one_that_waits(monkeypatch: pytest.MonkeyPa
     assert load.share() >= running.BUSY_SHARE
 
 
+def test_a_process_that_gets_no_processor_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process sleeps here; each of two threads has waited for a processor for half of the time."""
+    monkeypatch.setattr(running, "TURN_SECONDS", 60.0)
+    began = time.monotonic()
+    delays = lambda _: dict.fromkeys((1, 2), (time.monotonic() - began) / 2)  # noqa: E731
+    monkeypatch.setattr(running._Load, "_read", delays)
+    load = running._Load()
+    load.share()
+    time.sleep(0.1)
+    assert load.share() >= running.BUSY_SHARE
+
+
 def test_threads_are_limited_and_later_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "TURN_SECONDS", 0.001)
     at_once, most, lock = 0, 0, threading.Lock()
