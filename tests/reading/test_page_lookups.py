@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dormouse.data.transform import Transform
 from dormouse.reading import executor, file_cache, page_reads
 from dormouse.reading.page_reads import looked_up, rows_of
 from dormouse.reading.planner import Scan
+from tests.flipped_bits import flipped
 from tests.support.api import Instance
 from tests.support.model import (
     BOOLEAN,
@@ -314,6 +316,35 @@ def test_look_ups_in_damaged_pages_raise_no_errors(
             data[-chance.randrange(1, 2_500)] = chance.randrange(256)
         path.write_bytes(data)
         rows_of(store, "f.parquet", len(data), {field: 500}, ["k", "v"])
+
+
+@pytest.mark.objects
+@pytest.mark.parametrize(("compression", "version"), [("zstd", "1.0"), ("snappy", "2.0")])
+def test_look_ups_in_pages_with_damaged_headers_raise_no_errors(
+    tmp_path: Path, compression: str, version: str
+) -> None:
+    """A header may be of another structure, and say that a page or what it decompresses to has any size."""
+    chance = random.Random(1)
+    numbers = list(range(9_000))
+    columns = {"k": numbers, "x": [chance.random() for _ in numbers], "c": [n % 50 for n in numbers]}
+    columns["text"] = [f"text {n}" for n in numbers]
+    made = BytesIO()
+    pq.write_table(
+        pa.table(columns),
+        made,
+        write_page_index=True,
+        data_page_size=8_000,
+        compression=compression,
+        use_dictionary=["c"],
+        data_page_version=version,
+    )
+    whole, store = made.getvalue(), open_store(tmp_path)
+    group = pq.ParquetFile(made).metadata.row_group(0)
+    starts = [group.column(number).data_page_offset for number in range(len(columns))]
+    assert len(whole) > file_cache.WHOLE_BYTES_MAX
+    for at, bit in product((start + n for start in starts for n in range(40)), (0, 3, 7)):
+        name, content = f"{at}-{bit}.parquet", flipped(whole, 8 * at + bit)
+        rows_of(store, name, len(whole), {Field("k", LONG): 3}, list(columns), content=content)
 
 
 @pytest.mark.parametrize("bytes_max", [0, 1_000_000], ids=["pages", "whole"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dormouse.model.cut import Cut, Position
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.json_values import json_value
+from dormouse.model.locks import ProcessLock
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
@@ -57,6 +58,7 @@ __all__ = [
     "Partition",
     "PartitionTree",
     "Position",
+    "ProcessLock",
     "Range",
     "Region",
     "Schema",
