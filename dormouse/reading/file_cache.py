@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.model.locks import ProcessLock
+from dormouse.model.locks import process_lock
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.page_index import (
     TAIL_BYTES,
@@ -174,7 +174,7 @@ class Kept:
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._byte_count = 0
-        self._lock = ProcessLock()
+        self._lock = process_lock()
 
     def get(self, key: tuple[Any, ...]) -> Any:
         """Returns the item of a key; None if it is not cached."""

@@ -22,7 +22,7 @@ from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
 from dormouse.data.newest import Marks
 from dormouse.errors import CommitOutcomeUnknown
 from dormouse.model.file_reference import INLINED, FileWithReferences, is_inlined
-from dormouse.model.locks import ProcessLock
+from dormouse.model.locks import process_lock
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
@@ -75,7 +75,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._counts: dict[str, _Count] = {}
-        self._lock = ProcessLock()
+        self._lock = process_lock()
 
     def has_room(self, store: FileReferenceStore) -> bool:
         """Returns whether a table may have more inlined files; counts them about once a second."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 
-from tests.support.model import ProcessLock
+from tests.support.model import process_lock
 
 
 def test_a_lock_is_free_in_a_forked_child() -> None:
-    lock = ProcessLock()
+    lock = process_lock()
     is_held, is_forked = threading.Event(), threading.Event()
 
     def hold() -> None:
