@@ -122,11 +122,16 @@ def deletions(
     /,
     all: Annotated[bool, "Also list deletions that no longer apply to any file."] = False,
 ) -> None:
-    """List the pending deletions of a table: compaction has not yet removed all of their rows."""
+    """List the pending deletions of a table: files may have matching rows.
+
+    Compaction removes the rows from the files. The next garbage collection ends the deletion.
+    """
     with session.open(read_only=True) as instance:
         known = instance.table(name).deletions(pending_only=not all)
     columns = ("deletion", "deleted at", "pending", "where")
-    rows = ((d.deletion_id, shown_value(d.deleted_at), "" if d.pending else "no", d.condition) for d in known)
+    rows = (
+        (d.deletion_id, shown_value(d.deleted_at), "yes" if d.pending else "no", d.condition) for d in known
+    )
     session.table(known, columns, rows, empty="no deletion is pending")
 
 

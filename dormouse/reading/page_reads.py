@@ -41,6 +41,7 @@ from dormouse.reading.page_index import (
 )
 from dormouse.reading.page_values import coded_page, is_plain, plain_page, values_of_dictionary
 from dormouse.reading.planner import Scan
+from dormouse.reading.row_filter import PLAIN, remains, rendered
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 
@@ -60,6 +61,9 @@ _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 FILES_MAX = 16
 """The most files of a group of leaves for a look-up. A query engine merges more files faster."""
+
+DELETIONS_MAX = 7
+"""The most deletions by which a look-up tests each row. Beside more, a file is read once to find the rows."""
 
 # The rows of one file.
 
@@ -434,7 +438,8 @@ def looked_up(
 
     The rows have the keys and the columns of the question. In a keyed table they are the newest rows of each
     key, without marks of deletion. Returns None when a query engine has to read the rows. It does so if more
-    than one key is wanted, and if the table aggregates rows or hides some by their age.
+    than one key is wanted, if the table aggregates rows or hides some by their age, and if deletions may
+    match rows of a keyed table or many rows of a file.
     """
     keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
     if not all(keys) or question.conditions or transform.aggregates or transform.age_off:
@@ -444,11 +449,14 @@ def looked_up(
     stored = stored_schema(schema, properties)
     wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
-    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    # a look-up needs files whose deleted rows are known by their keys, written with the current columns
+    tested = [test.field.name for one in scans for deletion in one.deletions for test in deletion.conditions]
+    if not set(tested) <= set(stored.names):
+        return None
+    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden, *tested))]
+    # a look-up needs files whose replaced rows are known by their keys, written with the current columns
     are_plain = all(
         one.byte_count
-        and not one.deletions
+        and not (one.deletions and newest_by)
         and (one.gone is None or one.gone.has_whole_keys)
         and is_as_stored(written_schema(stored, one.filename), stored)
         for one in scans
@@ -464,6 +472,8 @@ def looked_up(
         found = rows_of(
             context.objects, scan.filename, size, key, names, is_likely=is_likely, content=content
         )
+        if found and scan.deletions:
+            found = _remaining(schema, scan, found)
         if found is None:
             return None
         batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])
@@ -476,8 +486,26 @@ def looked_up(
         batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
     if newest_by:
         first = first_of_keys(batches, schema.row_key_names)
-        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(wanted) for batch in first]
-    return batches
+        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))) for batch in first]
+    return [batch.select(wanted) for batch in batches]
+
+
+def _remaining(schema: Schema, scan: Scan, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
+    """Returns the rows that no deletion of the scan matches. All rows have the key of the scan.
+
+    Returns None for too many rows or deletions, and for times that Python cannot hold.
+    """
+    if sum(map(len, batches)) > FOUND_MAX or len(scan.deletions) > DELETIONS_MAX:
+        return None
+    [near] = scan.slices[0][schema.row_keys[0].name]
+    is_kept = rendered(remains(schema, scan.deletions, near=near), PLAIN)
+    tested = (test.field.name for one in scan.deletions for test in one.conditions)
+    names = [*dict.fromkeys((*schema.row_key_names, *tested))]
+    try:
+        kept = [[bool(is_kept(row)) for row in batch.select(names).to_pylist()] for batch in batches]
+    except (ValueError, OverflowError):
+        return None
+    return [batch.filter(pa.array(some, pa.bool_())) for batch, some in zip(batches, kept, strict=True)]
 
 
 def is_look_up(schema: Schema, scans: Sequence[Scan]) -> bool:

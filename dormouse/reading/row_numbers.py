@@ -28,7 +28,7 @@ from dormouse.reading.checked_files import named_failures
 from dormouse.reading.file_cache import KEPT_BYTES_MAX
 from dormouse.reading.gone_rows import GoneRows, matched
 from dormouse.reading.overlaps import clusters
-from dormouse.reading.page_reads import row_group_bounds
+from dormouse.reading.page_reads import DELETIONS_MAX, row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
 from dormouse.reading.row_filter import TESTS_MAX, Fails, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, executed, key_session, planned, stored_rows
@@ -40,7 +40,7 @@ ROWS_MAX = 250_000
 """The most matched rows of a file that are cached. Deletions that match more rows stay conditions."""
 FILES_MAX = 64
 """The most files that are read for one query to find matched rows."""
-BY_VALUE_MIN = 8
+BY_VALUE_MIN = DELETIONS_MAX + 1
 """The fewest deletions by values for which a file is read by a query that wants few of its rows."""
 SETS_MAX = 4
 """The most sets of deletions whose rows are cached for one file: one of each reader, and former ones."""

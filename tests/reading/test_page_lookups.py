@@ -223,7 +223,7 @@ def _equals(where: dict[str, Any]) -> Any:
 
 
 def test_look_ups_in_pages_are_not_used_if_rows_must_be_changed(instance: Instance, used: list[bool]) -> None:
-    """Covers deletions, sums, changed columns, and queries for several keys."""
+    """Covers sums, changed columns, and queries for several keys."""
     schema = Schema([Field("k", LONG)], values=[Field("n", LONG)])
     rows = pa.table({"k": [1, 2, 3], "n": [10, 20, 30]}, schema=arrow_schema(schema))
     plain = instance.create_table("plain", schema)
@@ -236,8 +236,6 @@ def test_look_ups_in_pages_are_not_used_if_rows_must_be_changed(instance: Instan
     scan = Scan(file.filename, (KeyRanges({"k": [Range(1, 1, True, True)]}),) * 2, "root", size)
     asked = question(schema, {"k": 1}, None, None)
     assert looked_up(plain.context, schema, asked, Transform(schema), [scan]) is None
-    plain.delete({"k": 2, "n": 20})
-    assert plain.query({"k": 2}).read_all().num_rows == 0
     plain.add_column(Field("more", LONG, nullable=True))
     assert plain.query({"k": 3}).read_all().to_pylist() == [{"k": 3, "n": 30, "more": None}]
     assert plain.query({"k": 3, "n": 30}).read_all().num_rows == 1
@@ -426,3 +424,45 @@ class _Far:
     def get_range(self, name: str, start: int, length: int) -> bytes:
         self.requests += 1
         return self._store.get_range(name, start, length)
+
+
+DELETED_BY: list[dict[str, Any]] = [
+    {"price": Decimal("77.50")},
+    {"score": float("nan")},
+    {"score": -0.0, "flag": True},
+    {"part": [-2.25, float("-inf")], "flag": None},
+    {"text": None, "k": dm.Range(-500, 3_000)},
+    {"text": ["", "some words"], "at": dm.Range(START, START + timedelta(hours=9))},
+]
+
+
+def test_look_ups_in_pages_leave_out_the_rows_of_pending_deletions(
+    instance: Instance, used: list[bool]
+) -> None:
+    schema = Schema(*KEYS["long"][:1], values=VALUES)
+    table = instance.create_table("deleted", schema)
+    table.ingest(rows_for(schema, KEYS["long"][1], 3_000, 5))
+    for where in DELETED_BY:
+        table.delete(where)
+    table.ingest(rows_for(schema, KEYS["long"][1], 300, 6))
+    table.delete({"flag": False})
+    chance = random.Random(3)
+    left = 0
+    for n in range(400):
+        where = {"k": chance.randrange(4_000) * 3 - 900}
+        columns = chance.choice([None, ["k"], ["text", "score"]])
+        found = query(table.context, where, columns).read_all()
+        assert same(found, by_engine(table.context, where, columns)), (n, where)
+        left += found.num_rows
+    assert left > 20
+    assert len(used) >= 400
+    assert all(used)
+
+
+def test_a_look_up_of_many_deleted_rows_is_left_to_the_engine(instance: Instance, used: list[bool]) -> None:
+    table = instance.create_table("many", Schema([Field("k", LONG)], values=[Field("n", LONG)]))
+    table.ingest(pa.table({"k": [1] * 300, "n": range(300)}))
+    table.delete({"n": dm.Range(10, 300)})
+    assert table.query({"k": 1}, ["n"]).read_all().to_pylist() == [{"n": n} for n in range(10)]
+    assert used == [True]
+    assert table.query({"k": 2}).read_all().num_rows == 0

@@ -348,6 +348,7 @@ def test_the_command_line_deletes_rows(
     assert keys(table) == [0, 3, 4]
     found = json.loads(cli("table", "deletions", "t", "--json")[1])
     assert [(one["deletion_id"], one["pending"]) for one in found] == [(1, True)]
+    assert "yes" in cli("table", "deletions", "t")[1]
     assert "1 deletion pending" in cli("status")[1]
     assert json.loads(cli("delete", "t", "--all", "--yes", "--json")[1])["deletion_id"] == 2
     assert keys(table) == []
