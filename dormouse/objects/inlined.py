@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from dormouse.errors import ObjectStoreError
 from dormouse.model.file_reference import is_inlined
+from dormouse.model.locks import process_lock
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import failed, missing, parquet_suffix, schema_version_of, whole_range
 from dormouse.objects.staging import Slot, StagingArea, private_folder
@@ -213,7 +214,7 @@ def _area(store: ObjectStore) -> StagingArea:
 
 
 _contents: dict[tuple[object, ...], _Contents] = {}
-_contents_lock = threading.Lock()
+_contents_lock = process_lock()
 
 
 def _contents_of(store: ObjectStore) -> _Contents:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from dormouse.errors import (
     PayloadCorrupt,
     PayloadUnavailable,
 )
+from dormouse.model.locks import process_lock
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.keys import PayloadKey, Places
 from dormouse.payloads.pack import TAIL_BYTES, Damaged, Entry, Index, decompressor, index_start, unpacked
@@ -63,7 +63,7 @@ class _Cache(Generic[T]):
     bytes_max: int
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = process_lock()
         self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
         self._bytes = 0
 

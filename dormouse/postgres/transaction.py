@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
+from dormouse.model.locks import process_lock
 from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Call, Query
@@ -56,7 +56,7 @@ class Retries:
     """Counts of retries, failures and unknown outcomes, by operation. Threads may share one object."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = process_lock()
         self._counts: dict[str, Counter[str]] = {}
 
     def add(self, operation: str, event: RetryEvent = "retries") -> None:

@@ -7,7 +7,6 @@ knows no bundles.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from dormouse.data.datafusion_session import sorted_session
 from dormouse.data.newest import first_of_keys
 from dormouse.errors import ObjectNotFound
 from dormouse.model.file_reference import INLINED, is_inlined
+from dormouse.model.locks import process_lock
 from dormouse.model.loops import portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema
@@ -84,7 +84,7 @@ class _Bundle:
 
 
 _bundles: OrderedDict[tuple[str, str, int], _Bundle] = OrderedDict()
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 def bundled(

@@ -31,6 +31,7 @@ from dormouse.errors import (
     one_line,
     panics_as_errors,
 )
+from dormouse.model.locks import process_lock
 from dormouse.model.reshaping import as_known_by
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.objects.fault import WrittenObject, compared, digest_of_object
@@ -52,7 +53,7 @@ _verified: _Seen = set()
 For a file on this machine the inode, modification time and size are added, so that a replaced file is
 verified again.
 """
-_lock = Lock()
+_lock = process_lock()
 
 
 class FileGone(ObjectNotFound):

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dormouse.model.locks import process_lock
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.page_index import (
     TAIL_BYTES,
@@ -174,7 +174,7 @@ class Kept:
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._byte_count = 0
-        self._lock = Lock()
+        self._lock = process_lock()
 
     def get(self, key: tuple[Any, ...]) -> Any:
         """Returns the item of a key; None if it is not cached."""

@@ -11,7 +11,6 @@ deletions may match the wanted rows, remembered facts are not used.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.model.file_reference import INLINED, is_inlined
+from dormouse.model.locks import process_lock
 from dormouse.model.region import KeyRanges
 from dormouse.reading.where import corners_of
 from dormouse.state.context import TableContext
@@ -151,7 +151,7 @@ class _Plans:
     def __init__(self) -> None:
         self._plans: dict[_Key, _Remembered] = {}
         self._count = 0
-        self._lock = threading.Lock()
+        self._lock = process_lock()
 
     def get(self, key: _Key) -> _Remembered | None:
         return self._plans.get(key)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import attrgetter
-from threading import Lock
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from dormouse.data.arrow_schema import arrow_schema, written_schema
 from dormouse.data.datafusion_session import column
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
+from dormouse.model.locks import process_lock
 from dormouse.model.region import KeyRanges, Range, compare, decode_key
 from dormouse.model.types import INT, LONG
 from dormouse.reading.checked_files import named_failures
@@ -62,7 +62,7 @@ class _Cache:
     def __init__(self) -> None:
         self._files: OrderedDict[object, list[_Known]] = OrderedDict()
         self._byte_count = 0
-        self._lock = Lock()
+        self._lock = process_lock()
 
     def of(self, file: object) -> list[_Known]:
         """Returns the known sets of a file, the newest first."""

@@ -12,7 +12,6 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter, or_
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -48,6 +47,7 @@ from dormouse.data.datafusion_session import (
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.locks import process_lock
 from dormouse.model.loops import joined, portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
@@ -180,7 +180,7 @@ The overhead of a batch is as large as the cost of hundreds of such values.
 FILES_A_SCAN = 64
 _FILES = re.compile(r"file_groups=\{(\d+) group")
 _scanned: ContextVar[list[list[str]]] = ContextVar("the URLs of the files of each scan, while a plan is made")
-_lock = Lock()
+_lock = process_lock()
 _key_sessions: dict[tuple[object, ...], _KeySession] = {}
 _OPTIONS = {
     # results have `string` and `binary`, so views would only have to be converted back

@@ -18,6 +18,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import InstanceError, InvalidInput, TableNotFound, one_line
+from dormouse.model.locks import process_lock
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.migrate import migrate
 from dormouse.postgres.queries import load
@@ -94,7 +95,7 @@ class Placements:
 
     def __init__(self, supplier: Supplier) -> None:
         self._supplier = supplier
-        self._lock = threading.Lock()
+        self._lock = process_lock()
         self._columns: OrderedDict[tuple[int, int], tuple[Column, ...]] = OrderedDict()
         self._newest: dict[int, int] = {}
         self._key: bytes | None = None

@@ -6,7 +6,6 @@ and no write attempt, and the disk is flushed once. An ingest that is too large 
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -23,6 +22,7 @@ from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
 from dormouse.data.newest import Marks
 from dormouse.errors import CommitOutcomeUnknown
 from dormouse.model.file_reference import INLINED, FileWithReferences, is_inlined
+from dormouse.model.locks import process_lock
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
@@ -75,7 +75,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._counts: dict[str, _Count] = {}
-        self._lock = threading.Lock()
+        self._lock = process_lock()
 
     def has_room(self, store: FileReferenceStore) -> bool:
         """Returns whether a table may have more inlined files; counts them about once a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dormouse.model.cut import Cut, Position
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.json_values import json_value
+from dormouse.model.locks import process_lock
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
@@ -71,6 +72,7 @@ __all__ = [
     "is_inlined",
     "json_value",
     "narrow_id",
+    "process_lock",
     "split_partition",
     "tree_from_split_points",
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import duckdb
 
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
+from dormouse.model.locks import process_lock
 from dormouse.model.types import Parameters
 from dormouse.objects.inlined import inlined_folder, place_of
 from dormouse.objects.staging import spill_folder
@@ -125,7 +125,7 @@ class Remembered(Generic[T]):
     """A least-recently-used cache with a statement and a further key as its key. Threads may share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = process_lock()
         self._found: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, statement: str, more: Hashable, make: Callable[[], T]) -> T:
@@ -220,7 +220,7 @@ class Engine:
         self._spill_folder = spill_folder
         self.parsed: Remembered[Parsed] = Remembered()
         self.wanted: Remembered[Wanted] = Remembered()
-        self._lock = threading.Lock()
+        self._lock = process_lock()
         self._opened: duckdb.DuckDBPyConnection | None = None
         self._secret: str | None = None
         self._pid = 0

@@ -28,6 +28,7 @@ from dormouse.errors import (
     TableNotFound,
     one_line,
 )
+from dormouse.model.locks import process_lock
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.lease import restart_leases
@@ -65,7 +66,7 @@ class RoundReports:
     """The reports of one process. Threads share it."""
 
     supplier: Supplier
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=process_lock)
     _pending: list[_Report] = field(default_factory=list)
     _is_writing: bool = False
     _closed: threading.Event = field(default_factory=threading.Event)
