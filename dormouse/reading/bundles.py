@@ -47,13 +47,14 @@ BUNDLES_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
-    """The scan of a bundle, and the numbers of the deletions that each of its files had, by name.
+    """The scan of a bundle, and the deletions that each of its files had, by name.
 
-    The bundle has no rows that these deletions match.
+    The bundle has no rows that these deletions match. Their numbers alone do not tell them apart: after a
+    restore of the database, other deletions get the numbers of those that it lost.
     """
 
     scan: Scan
-    applied: Mapping[str, Set[int]]
+    applied: Mapping[str, Set[Deletion]]
 
     def of(self, scans: Sequence[Scan], others: Set[str]) -> _Bundle | None:
         """Returns the bundle with those deletions of a plan that were not applied to it.
@@ -65,13 +66,11 @@ class _Bundle:
         if not self.applied.keys() <= here.keys() | others:
             return None
         left = dict[Deletion, None]()
-        found = [(here[name], numbers) for name, numbers in self.applied.items() if name in here]
-        for scan, numbers in found:
-            listed = {one.deletion_id for one in scan.deletions}
-            # deletions up to `deletions_till` that the plan does not list match no row of the file
-            if any(one > scan.deletions_till for one in numbers - listed):
+        found = [(here[name], applied) for name, applied in self.applied.items() if name in here]
+        for scan, applied in found:
+            if not applied <= frozenset(scan.deletions):
                 return None
-            left |= dict.fromkeys(one for one in scan.deletions if one.deletion_id not in numbers)
+            left |= dict.fromkeys(one for one in scan.deletions if one not in applied)
         # the others, which their keys exclude from a file, may be tested for its rows as well
         if any(
             one.deletion_id <= scan.deletions_till and one not in scan.deletions
@@ -176,9 +175,8 @@ def _made(
     content = encoded(rows, context.stored_schema)
     applied = dict(known.applied) if known else {}
     for scan in scans:
-        tested = frozenset(one.deletion_id for one in scan.deletions)
-        applied[scan.filename] = tested | applied.get(scan.filename, frozenset())
-    told = "\0".join(f"{name} {sorted(applied[name])}" for name in sorted(applied))
+        applied[scan.filename] = applied.get(scan.filename, frozenset()) | frozenset(scan.deletions)
+    told = "\0".join(f"{name} {_listed(applied[name])}" for name in sorted(applied))
     digest = blake2b(told.encode(), digest_size=16).hexdigest()
     name = f"{context.table.object_prefix}{INLINED}/{digest}/{BUNDLE}{parquet_suffix(context.schema.version)}"
     context.inlined.add(name, content)
@@ -194,6 +192,10 @@ def _made(
         row_count=None,
     )
     return _Bundle(scan, applied)
+
+
+def _listed(deletions: Set[Deletion]) -> list[tuple[int, str]]:
+    return sorted((one.deletion_id, one.condition) for one in deletions)
 
 
 def _remaining(

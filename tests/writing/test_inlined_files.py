@@ -411,6 +411,21 @@ def test_a_bundle_is_made_again_after_many_deletions_and_not_read_at_earlier_mom
     assert keys_of(table) == list(range(8))
 
 
+def test_a_bundle_is_not_read_if_a_restored_database_has_another_deletion_of_the_same_number(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    for key in range(4):
+        table.ingest(rows(key, value=str(key)))
+    table.delete({"value": "1"})
+    assert keys_of(table) == [0, 2, 3]
+    statement = "update deletion set condition = replace(condition::text, '\"1\"', '\"2\"')"
+    with table.context.supplier.connection() as conn:
+        assert conn.execute(statement).rowcount == 1
+    assert keys_of(table) == [0, 1, 3]
+    assert table.sql("select key from t order by key").read_all().column("key").to_pylist() == [0, 1, 3]
+
+
 def test_a_bundle_of_a_narrow_query_has_not_all_deletions(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
