@@ -1,4 +1,4 @@
-"""Locks of caches that a forked process goes on to use."""
+"""Locks of objects that a forked process goes on to use."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ _locks: WeakSet[threading.Lock] = WeakSet()
 
 
 def process_lock() -> threading.Lock:
-    """Returns a lock between threads, which is free in a forked child, where its holder does not run.
+    """Returns a lock between threads of one process. It is free in a forked child, which lacks these threads.
 
     A thread of the parent may have been in the middle of a change, so use it only where half a change does no
     harm, as in a cache.
+
+    It is a lock of Python itself. If `__enter__` were a method in Python, an interrupt (Ctrl-C) could end it
+    after it took the lock, which would stay taken.
     """
-    lock = threading.Lock()  # a class around it would let Ctrl-C come between its acquisition and `with`
+    lock = threading.Lock()
     _locks.add(lock)
     return lock
 
 
 def _after_fork_in_child() -> None:
     for lock in list(_locks):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+        if lock.locked():
+            lock.release()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

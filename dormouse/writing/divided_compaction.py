@@ -82,7 +82,7 @@ def join_files(sources: Sequence[BinaryIO], output: Path) -> list[bytes]:
     try:
         with output.open("wb") as out:
             return _join([_Source.of(file) for file in sources], out)
-    except (NotUnderstood, LookupError, TypeError, ValueError) as error:
+    except (NotUnderstood, AttributeError, LookupError, TypeError, ValueError) as error:
         output.unlink(missing_ok=True)
         raise JobFailed(f"a file to be joined is damaged: {error}") from error
     except BaseException:

@@ -29,3 +29,7 @@ def test_a_lock_is_free_in_a_forked_child() -> None:
     is_forked.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_no_method_in_python_takes_a_lock_as_an_interrupt_could_end_it_afterwards() -> None:
+    assert type(process_lock()) is type(threading.Lock())

@@ -20,6 +20,7 @@ from dormouse.reading import page_index
 from dormouse.reading.page_index import Reading, written
 from dormouse.writing.divided_compaction import join_files
 from dormouse.writing.parquet_file import FileShape
+from tests.flipped_bits import flipped
 from tests.support.model import LONG, Field, Schema
 
 ROWS = 9_000
@@ -136,6 +137,18 @@ def test_files_with_other_columns_or_damage_are_not_joined(tmp_path: Path) -> No
         with pytest.raises(JobFailed, match="is damaged"):
             join_files([BytesIO(whole), BytesIO(broken)], target)
     assert not target.exists()
+
+
+def test_a_file_whose_footer_has_flipped_bits_is_joined_or_refused(tmp_path: Path) -> None:
+    whole = by_arrow(tmp_path / "a", rows(0, 10).select(["k"])).read_bytes()
+    start = len(whole) - 8 - page_index.footer_bytes(whole[-8:])
+    refused = 0
+    for bit in range(8 * start, 8 * len(whole), 3):
+        try:
+            join_files([BytesIO(whole), BytesIO(flipped(whole, bit))], tmp_path / "joined.parquet")
+        except JobFailed:
+            refused += 1
+    assert refused
 
 
 def test_a_footer_read_and_written_again_is_the_same(tmp_path: Path) -> None:
