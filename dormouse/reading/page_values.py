@@ -85,8 +85,8 @@ def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
 def plain_page(data: bytes, chunk: Chunk, row_count: int) -> PlainPage | None:
     """Returns a data page, which must have `row_count` rows; None unless `is_plain`."""
     header, at = page_header(data)
-    kind = _kind(chunk.schema)
-    if kind is None or kind in _TEXTS or _encoding(header, row_count) != _PLAIN_NUMBERS:
+    kind = _plain_kind(header, chunk, row_count)
+    if kind is None:
         return None
     levels, body = _body(data, header, at, chunk)
     return PlainPage(kind, body, levels)
@@ -94,12 +94,15 @@ def plain_page(data: bytes, chunk: Chunk, row_count: int) -> PlainPage | None:
 
 def is_plain(data: bytes, chunk: Chunk, row_count: int) -> bool:
     """Returns whether a data page, which must have `row_count` rows, has numbers that are not encoded."""
+    return _plain_kind(page_header(data)[0], chunk, row_count) is not None
+
+
+def _plain_kind(header: Struct, chunk: Chunk, row_count: int) -> pa.DataType | None:
+    """Returns the type of a data page's values if they are numbers that are not encoded, otherwise None."""
     kind = _kind(chunk.schema)
-    return (
-        kind is not None
-        and kind not in _TEXTS
-        and _encoding(page_header(data)[0], row_count) == _PLAIN_NUMBERS
-    )
+    if kind is None or kind in _TEXTS or _encoding(header, row_count) != _PLAIN_NUMBERS:
+        return None
+    return kind
 
 
 def _encoding(header: Struct, row_count: int) -> int:

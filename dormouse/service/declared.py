@@ -106,6 +106,7 @@ def _in_thread(endpoint: Callable[..., Response], place: Place) -> Callable[...,
 
 
 SHORT_BYTES_MAX = 512
+"""The most bytes of a body that cannot be nested so deeply that writing it as JSON fails."""
 
 
 class JsonRequest(Request):
