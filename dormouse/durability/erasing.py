@@ -49,11 +49,11 @@ from dormouse.reading.scan_session import Look, count_rows, look_at
 from dormouse.reading.where import DeleteWhere, Deletion, Question, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
+from dormouse.state.files.deletions import Candidate, Erasure, NewDeletion, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
-from dormouse.writing.deleting import asked_to_delete, bounds_to_delete, names_values
+from dormouse.writing.deleting import asked_to_delete, names_values
 from dormouse.writing.ingest import check_engine, choose_engine
 
 # A table's rows may also be in unknown objects, in old versions of deleted objects, and in backups.
@@ -391,17 +391,14 @@ def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime
 
     Returns the erasure, the time of its deletion, and the deletion's condition.
     """
-    question, condition = _question(context, where)
-    bounds, by_values = bounds_to_delete(context, question)
-    erasure, at, older = begin_erasure(
-        context.store, context.deletions, condition, bounds, by_values=by_values
-    )
+    _, deletion = _question(context, where)
+    erasure, at, older = begin_erasure(context.store, context.deletions, deletion)
     for each in older:
         context.jobs.release_run(each.run_id)  # its jobs that still run can no longer commit
-    return erasure, at, condition
+    return erasure, at, deletion.condition
 
 
-def _question(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
+def _question(context: TableContext, where: DeleteWhere) -> tuple[Question, NewDeletion]:
     if is_keyed(context.properties) and names_values(context, where):
         raise InvalidQuery(
             f"erase from table {context.table.name!r}, which keeps one row per key: give conditions on row "

@@ -184,6 +184,12 @@ class InvalidQuery(InvalidInput):
     column = ErrorField[str]()
 
 
+class AmbiguousRows(InvalidInput):
+    """Several rows of a merge's source match one row of the table; nothing was changed."""
+
+    table = ErrorField[str]()
+
+
 class InvalidPayload(InvalidInput):
     """The payload or its key cannot be stored."""
 
@@ -306,6 +312,12 @@ class CommitIdReused(CommitFailed):
 
 class CommitRejected(CommitFailed):
     """The committer refused the request; nothing was applied."""
+
+
+class EditConflict(CommitFailed):
+    """Other commits changed the rows of an edit each time before it could commit; nothing was applied."""
+
+    table = ErrorField[str]()
 
 
 class CommitQueueFull(CommitFailed):

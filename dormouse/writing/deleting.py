@@ -23,7 +23,7 @@ from dormouse.reading.where import ALL, DeleteWhere, Question, Where, condition_
 from dormouse.sources.source import Source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.facts import KeyBounds
+from dormouse.state.files.deletions import NewDeletion
 from dormouse.writing.ingest import ingest_once, keyed_rows, write_leaves
 
 OVERTAKEN_MAX = 10
@@ -50,24 +50,23 @@ def _record(context: TableContext, where: DeleteWhere, *, dry_run: bool = False)
     It applies to rows that were committed before. Rows that are committed later stay. `dry_run` counts the
     rows and changes nothing. Raises `InvalidQuery` for an invalid condition, and `SchemaMoved`.
     """
-    rows, condition = asked_to_delete(context, where)
+    rows, deletion = asked_to_delete(context, where)
     if dry_run:
         matching = query(context, None if where is ALL else where, [context.schema.row_keys[0].name])
         return DeleteReport(None, None, sum(batch.num_rows for batch in matching))
     if rows.is_empty:
         return DeleteReport(None, None, 0)
-    bounds, by_values = bounds_to_delete(context, rows)
-    deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
+    deletion_id, at = context.deletions.record(deletion)
     return DeleteReport(deletion_id, at, None)
 
 
 def names_values(context: TableContext, where: DeleteWhere) -> bool:
     """Returns whether a condition names columns other than keys. Raises the errors of `delete`."""
-    return bounds_to_delete(context, asked_to_delete(context, where)[0])[1]
+    return asked_to_delete(context, where)[1].by_values
 
 
-def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
-    """Returns the parsed condition, and the text that is recorded for it.
+def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, NewDeletion]:
+    """Returns the parsed condition, and the deletion that is recorded for it.
 
     Raises `InvalidQuery` for a condition that is invalid, that limits nothing, or that is too long.
     """
@@ -82,13 +81,9 @@ def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question
             f"delete from table {context.table.name!r}: the range of {unbounded[0]!r} is open at both ends, "
             "which bounds nothing; give it an end, leave it out, or say dm.ALL (--all) for all rows"
         )
-    return rows, condition_of(context.schema, rows)
-
-
-def bounds_to_delete(context: TableContext, rows: Question) -> tuple[KeyBounds, bool]:
-    """Returns the bounds of the row keys to delete, and whether the condition names non-key columns."""
     by_values = any(one.field.name not in context.schema.key_names for one in rows.conditions)
-    return key_bounds(context.schema, rows.ranges), by_values
+    bounds = key_bounds(context.schema, rows.ranges)
+    return rows, NewDeletion(condition_of(context.schema, rows), bounds, by_values)
 
 
 def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:

@@ -31,7 +31,7 @@ from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
 from tests.support.model import TableProperties
 from tests.support.objects import open_store
-from tests.support.state import LAYOUTS, Catalog, Erasure, TableContext, WriteAttempts
+from tests.support.state import LAYOUTS, Catalog, Erasure, NewDeletion, TableContext, WriteAttempts
 
 FAR = 1_000_000
 """A number of transactions that is larger than that of any test."""
@@ -312,9 +312,9 @@ def test_consumers_from_before_a_copy_are_refused_and_undone_deletions_stay_know
         # each deletion but the last is undone by a restore of its own
         for _ in range(3):
             cut = cuts.record_cut(table)
-            table.deletions.record('{"key": [1]}', KeyBounds(), by_values=False)
+            table.deletions.record(NewDeletion('{"key": [1]}', KeyBounds(), by_values=False))
             restore(table, cut)
-        table.deletions.record('{"key": [2]}', KeyBounds(), by_values=False)
+        table.deletions.record(NewDeletion('{"key": [2]}', KeyBounds(), by_values=False))
         query(supplier, "update deletion set retired_xid = pg_current_xact_id(), retired_at = now() "
               "where retired_xid is null")  # fmt: skip
         undone = [Erasure(table.store, number).is_undone() for number in range(1, 5)]

@@ -11,6 +11,7 @@ from dormouse.errors import InvalidQuery
 from dormouse.reading.table_view import key_bounds
 from tests.support.api import Instance
 from tests.support.reading import KeyRanges
+from tests.support.state import NewDeletion
 from tests.writing.test_deletes import NAN, SCHEMA, add, keys, made, row, seen
 
 OPEN: list[Any] = [
@@ -66,7 +67,7 @@ def test_an_open_range_of_an_earlier_release_still_deletes_nulls(
     add(table, row(1), row(2, v=None))
     condition = '{"v": [{"min": null, "max": null, "min_inclusive": true, "max_inclusive": false}]}'
     bounds = key_bounds(SCHEMA, KeyRanges())
-    table.context.deletions.record(condition, bounds, by_values=True)
+    table.context.deletions.record(NewDeletion(condition, bounds, by_values=True))
     assert seen(table, instance) == []
     table.compact()
     assert seen(table, instance) == []

@@ -7,7 +7,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.compaction_jobs import CompactionJob
-from dormouse.state.files.deletions import Erasure
+from dormouse.state.files.deletions import Erasure, NewDeletion
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
@@ -23,6 +23,7 @@ __all__ = [
     "Commit",
     "CompactionJob",
     "Erasure",
+    "NewDeletion",
     "FileChecks",
     "FileReferenceStore",
     "Kind",

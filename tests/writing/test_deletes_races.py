@@ -21,7 +21,7 @@ from tests.commits import assignment
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles
-from tests.support.state import LAYOUTS
+from tests.support.state import LAYOUTS, NewDeletion
 from tests.support.writing import open_source, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])
@@ -148,7 +148,7 @@ def test_a_serializable_commit_that_waits_for_a_delete_comes_after_it(
             running.append(threads.submit(added, instance, files, known.filename))
             wait_until(lambda: query(instance._supplier, waits) != [])
 
-        context.deletions.record('{"k": 1}', KeyBounds(), by_values=False, on_recorded=meanwhile)
+        context.deletions.record(NewDeletion('{"k": 1}', KeyBounds(), by_values=False), meanwhile)
         running[0].result()
         found = table.changes(after=start).read_all().to_pylist()
         copy = [row["number"] for row in found if row["_change"] == "insert"]

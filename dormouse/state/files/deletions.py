@@ -49,6 +49,18 @@ class RecordedDeletion:
 
 
 @dataclass(frozen=True, slots=True)
+class NewDeletion:
+    """A deletion to record: its `where` as JSON, and the bounds of its row keys.
+
+    `by_values` means that the condition names columns that are no keys.
+    """
+
+    condition: str
+    bounds: KeyBounds
+    by_values: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """The result of a look at a file for rows of the deletions with numbers up to `till`.
 
@@ -69,45 +81,50 @@ class Deletions:
 
     def record(
         self,
-        condition: str,
-        bounds: KeyBounds,
-        *,
-        by_values: bool,
+        deletion: NewDeletion,
         on_recorded: Callable[[psycopg.Connection[Any], int], object] = lambda conn, deletion_id: None,
     ) -> tuple[int, datetime]:
         """Records a deletion of the current rows that match a condition; returns its number and time.
 
-        `by_values` means that the condition names columns that are no keys. Waits until no transaction adds
-        references. Calls `on_recorded` with the number inside the transaction. Raises:
+        Waits until no transaction adds references. Calls `on_recorded` with the number inside the
+        transaction. Raises the errors of `record_in`, and `TableBusy` when the wait takes too long.
+        """
+
+        def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
+            found = self.record_in(conn, deletion)
+            on_recorded(conn, found[0])
+            return found
+
+        operation = f"delete from table {self._own.table.name!r}"
+        return self._own.following(lambda: run_alone(self._store.supplier, work, operation=operation))
+
+    def record_in(self, conn: psycopg.Connection[Any], deletion: NewDeletion) -> tuple[int, datetime]:
+        """Records a deletion in a transaction of `run_alone`, and keeps writers out until it ends.
+
+        Returns the deletion's number and time. Raises:
 
         - `InvalidQuery` for a deletion by values if the table merges rows of equal key;
         - `SchemaMoved` when the table's columns are no longer those of the condition;
-        - `TableNotFound`, and `TableBusy` when the wait takes too long.
+        - `TableNotFound`.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
-        values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
+        bounds = deletion.bounds
+        values = {**key, **bounds.arrays(), "condition": deletion.condition, "by_values": deletion.by_values}
         values |= {"min_key": self._beginning(bounds.min_keys), "max_key": self._beginning(bounds.max_keys)}
-
-        def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
-            is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
-            if version not in (None, self._own.table.schema.version):
-                raise SchemaMoved(f"the columns of table {name!r} were changed")
-            self._store.keep_writers_out(conn)
-            if is_merged and by_values:
-                raise InvalidQuery(
-                    f"table {name!r} merges rows of equal key, so that a value is not that of one row: "
-                    "delete by row keys and sort keys"
-                )
-            rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
-            if not rows:
-                raise TableNotFound.gone(name)
-            [(deletion_id, deleted_at)] = rows
-            on_recorded(conn, deletion_id)
-            return deletion_id, deleted_at
-
-        return self._own.following(
-            lambda: run_alone(self._store.supplier, work, operation=f"delete from table {name!r}")
-        )
+        is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
+        if version not in (None, self._own.table.schema.version):
+            raise SchemaMoved(f"the columns of table {name!r} were changed")
+        self._store.keep_writers_out(conn)
+        if is_merged and deletion.by_values:
+            raise InvalidQuery(
+                f"table {name!r} merges rows of equal key, so that a value is not that of one row: "
+                "delete by row keys and sort keys"
+            )
+        rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
+        if not rows:
+            raise TableNotFound.gone(name)
+        [(deletion_id, deleted_at)] = rows
+        return deletion_id, deleted_at
 
     def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """Returns the pending deletions, or all deletions without `pending_only`, sorted by number."""
@@ -313,7 +330,7 @@ class Erasure:
 
 
 def begin_erasure(
-    store: FileReferenceStore, deletions: Deletions, condition: str, bounds: KeyBounds, *, by_values: bool
+    store: FileReferenceStore, deletions: Deletions, deletion: NewDeletion
 ) -> tuple[Erasure, datetime, list[Erasure]]:
     """Records a deletion and its erasure in one transaction.
 
@@ -324,10 +341,10 @@ def begin_erasure(
     older: list[Erasure] = []
 
     def begin(conn: psycopg.Connection[Any], deletion_id: int) -> None:
-        key = {"table_id": store.table.table_id, "deletion_id": deletion_id, "condition": condition}
+        key = {"table_id": store.table.table_id, "deletion_id": deletion_id, "condition": deletion.condition}
         older[:] = [Erasure(store, row[0]) for row in conn.execute(_QUERIES["begin"].on(), key).fetchall()]
 
-    deletion_id, at = deletions.record(condition, bounds, by_values=by_values, on_recorded=begin)
+    deletion_id, at = deletions.record(deletion, begin)
     return Erasure(store, deletion_id), at, older
 
 
