@@ -30,8 +30,8 @@ Changed = Iterator[pa.RecordBatch]
 class Concern:
     """The rows that a change depends on.
 
-    All have keys in `ranges`. `of` tells of some changed rows whether one of them concerns the change; it gets
-    all rows of files whose keys may lie in the ranges, with the column `_change`, and may stop reading them.
+    All have keys in `ranges`. `of` returns whether one of some changed rows concerns the change. It gets the
+    rows of files whose keys may lie in the ranges, with the column `_change`, and may stop reading them.
     """
 
     ranges: KeyRanges
