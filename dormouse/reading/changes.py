@@ -353,7 +353,8 @@ class _Reading:
         """Yields the rows that a deletion removed, as they were just before it."""
         then = self._context.as_of(past.before)
         schema = then.schema
-        [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
+        rows = [(past.deletion_id, past.condition)]
+        [deletion] = deletions_of(schema, rows, objects=then.objects) or [None]
         if deletion is None:
             return
         for group in plan_query(then, deletion.ranges, at=past.before):

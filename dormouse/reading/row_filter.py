@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from dormouse.model.loops import joined
 from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
+from dormouse.reading.row_sets import FewRows, RowSet
 from dormouse.reading.where import Condition
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ class Among:
 
     fields: tuple[Field, ...]
     rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A test that the columns of a set of rows have, together, the values of one of them.
+
+    It is never unknown: null equals null, and NaN equals NaN. Rows with keys outside `ranges` do not count:
+    the test may be true or false for them.
+    """
+
+    rows: RowSet
+    ranges: KeyRanges = KeyRanges()  # noqa: RUF009 immutable
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +113,7 @@ class Given:
     expression: Any
 
 
-Filter = InRanges | Among | Searched | IsNull | Every | Some | Fails | Given
+Filter = InRanges | Among | OneOf | Searched | IsNull | Every | Some | Fails | Given
 EVERY_ROW = Every(())
 TESTS_MAX = 16
 """The most alternatives that are tested one after another, without a search for a row's place among them."""
@@ -134,7 +147,12 @@ def meets(condition: Condition) -> Filter:
 
 def is_of(schema: Schema, deletion: Deletion) -> Filter:
     """Returns the filter of rows that a deletion matches."""
-    return every([in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)])
+    parts = [in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)]
+    if isinstance(deletion.rows, FewRows):
+        parts.append(Among(deletion.rows.fields, deletion.rows.rows))
+    elif deletion.rows is not None:
+        parts.append(OneOf(deletion.rows, deletion.ranges))
+    return every(parts)
 
 
 def remains(
@@ -178,7 +196,9 @@ def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
         bounded = [Condition(field, one.ranges[field.name]) for field in _bounded(schema, one.ranges)]
         tests = {test.field: test for test in (*bounded, *one.conditions)}
         fields = tuple(tests)
-        if len(fields) < len(bounded) + len(one.conditions) or not fields:
+        if isinstance(one.rows, FewRows):
+            rows[one.rows.fields] |= dict.fromkeys(_near(schema.row_keys[0], one.ranges, one.rows))
+        elif one.rows is not None or len(fields) < len(bounded) + len(one.conditions) or not fields:
             parts[is_of(schema, one)] = None
         elif len(fields) == 1 and not tests[fields[0]].is_open:
             [test] = tests.values()
@@ -197,6 +217,12 @@ def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
         parts |= {InRanges(field, tuple(ranges)): None} if ranges and not ordered else {}
     sets = [Among(fields, tuple(found)) for fields, found in rows.items() if found]
     return some([*parts, *sets, *([_searched(searched)] if searched else [])])
+
+
+def _near(first: Field, ranges: KeyRanges, few: FewRows) -> list[tuple[Any, ...]]:
+    """Returns those of a few rows whose first key lies in the ranges."""
+    at, items = few.fields.index(first), ranges.get(first.name, [Range()])
+    return [row for row in few.rows if any(item.contains(row[at]) for item in items)]
 
 
 def _is_exact(test: Condition) -> bool:
@@ -319,6 +345,24 @@ class Engine(Protocol[T]):
         )
         return self.any_of(list(tests))
 
+    def one_of(self, rows: RowSet, ranges: KeyRanges) -> T:
+        """Returns a test that columns together have the values of one of `rows`; never unknown.
+
+        It need not be right for rows with keys outside `ranges`.
+        """
+        names = [field.name for field in rows.fields]
+        found = [self._equal(rows.fields, [row[name] for name in names]) for row in rows.read().to_pylist()]
+        return self.any_of(found)
+
+    def _equal(self, fields: Sequence[Field], row: Sequence[Any]) -> T:
+        pairs = zip(fields, row, strict=True)
+        return self.all_of(
+            [self.is_null(field) if value is None else self._is(field, value) for field, value in pairs]
+        )
+
+    def _is(self, field: Field, value: Any) -> T:
+        return self.all_of([self.is_not_null(field), self.among(field, [value])])
+
     def searched(self, field: Field, point: Any, below: T, rest: T) -> T:
         """Returns `below` for rows in which a column is less than `point`, and `rest` for all others."""
         ...
@@ -366,6 +410,8 @@ def rendered(node: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
             return _in_ranges(field, ranges, engine)
         case Among(fields, rows):
             return engine.among_rows(fields, rows)
+        case OneOf(rows, ranges):
+            return engine.one_of(rows, ranges)
         case Searched(field, point, below, rest):
             return engine.searched(field, point, rendered(below, engine), rendered(rest, engine))
         case IsNull(field):
