@@ -31,11 +31,8 @@ ROWS_MAX = 1_000_000
 BYTES_MAX = 32 * 1024 * 1024
 """The bytes of rows in memory from which a deletion lists no further ones."""
 SORTED_BYTES = 64 * 1024 * 1024
-PLAIN_VALUES_MAX = 1_000
-PLAIN_BYTES_MAX = 8 * 1024
-"""The most values of one column, and their bytes, that become an ordinary condition."""
-FEW_ROWS_MAX = 64
-"""The most rows that are listed in the condition itself."""
+FEW_BYTES_MAX = 1_024
+"""The most bytes of rows that stand in the condition itself, which comes with each plan."""
 GROUP_ROWS = 32_768
 """The rows of a group of the file, of which DuckDB reads those near the keys of a query."""
 _PIECE_ROWS = 65_536
@@ -141,7 +138,7 @@ def _plain_condition(rows: pa.Table) -> dict[str, Any] | None:
     It is for one row, or for the values of one column.
     """
     is_plain = not any(pa.types.is_nested(one.type) for one in rows.itercolumns())
-    if not is_plain or (rows.num_rows > 1 and (rows.num_columns > 1 or rows.num_rows > PLAIN_VALUES_MAX)):
+    if not is_plain or (rows.num_rows > 1 and rows.num_columns > 1):
         return None
     columns = _values(rows)
     return None if columns is None else dict(zip(rows.column_names, columns, strict=True))
@@ -153,13 +150,13 @@ def _few(rows: pa.Table) -> list[list[Any]] | None:
         one.null_count or pa.types.is_floating(one.type) or pa.types.is_nested(one.type)
         for one in rows.itercolumns()
     )
-    columns = _values(rows) if is_exact and rows.num_rows <= FEW_ROWS_MAX else None
+    columns = _values(rows) if is_exact else None
     return columns and [list(map(json_value, row)) for row in zip(*columns, strict=True)]
 
 
 def _values(rows: pa.Table) -> list[list[Any]] | None:
     """Returns the values of each column, or None if they are large, or times of years that Python lacks."""
-    if rows.nbytes > PLAIN_BYTES_MAX:
+    if rows.nbytes > FEW_BYTES_MAX:
         return None
     try:
         return [column.to_pylist() for column in rows.itercolumns()]

@@ -266,7 +266,7 @@ def test_no_rows_and_few_rows_need_no_file(instance: Instance) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)])
     single = instance.create_table("single", schema)
     single.ingest(pa.table({"k": range(2_000)}))
-    assert listed(single, [{"k": k} for k in range(500)], ["k"]) == 1
+    assert listed(single, [{"k": k} for k in range(100)], ["k"]) == 1
     assert query(instance._supplier, "select count(*) from deletion_content") == [(0,)]
     assert listed(single, [{"k": k} for k in range(1_500)], ["k"]) == 1
     assert query(instance._supplier, "select count(*) from deletion_content") == [(1,)]

@@ -13,7 +13,9 @@ with recorded as (
     returning deletion_id, deleted_at
 ), listed as (
     insert into deletion_content (table_id, content_id, deletion_id, content)
-    select %(table_id)s, %(content_id)s, deletion_id, %(content)s from recorded where %(content)s::bytea is not null
+    select %(table_id)s, %(content_id)s::uuid, deletion_id, %(content)s::bytea
+    from recorded
+    where %(content_id)s::uuid is not null
 )
 select deletion_id, deleted_at from recorded;
 
