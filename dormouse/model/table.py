@@ -90,12 +90,14 @@ class ListedRows:
     """The rows that a deletion of rows lists: distinct tuples of values of some columns.
 
     `content` is the name of a Parquet file in the database that has the tuples in `columns`. Instead, the
-    condition may have them in `values`, as JSON. `names` are the present names of the columns.
+    condition may have them in `values`, as JSON. `names` are the present names of the columns, and `version`
+    is that of the schema in which they had the others.
     """
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
     count: int
+    version: int
     content: str | None = None
     values: list[list[Any]] | None = None
 
@@ -155,7 +157,8 @@ def current_condition(schema: Schema, condition: str) -> StoredCondition:
         raise InvalidQuery(f"a deletion names column {gone[0]!r}, which no longer exists")
     return StoredCondition(
         {names[name]: wanted for name, wanted in found.items()},
-        rows and ListedRows(**{**rows, "columns": listed}, names=tuple(names[name] for name in listed)),
+        rows
+        and ListedRows(**{**rows, "columns": listed}, names=tuple(map(names.get, listed)), version=version),
     )
 
 

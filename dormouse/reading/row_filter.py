@@ -19,10 +19,10 @@ from math import prod
 from operator import and_, ge, gt, le, lt, or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dormouse.model.loops import joined
+from dormouse.model.loops import joined, portions
 from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
-from dormouse.reading.row_sets import FewRows, RowSet
+from dormouse.reading.row_sets import FewRows, RowSet, joined_sets
 from dormouse.reading.where import Condition
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ Filter = InRanges | Among | OneOf | Searched | IsNull | Every | Some | Fails | G
 EVERY_ROW = Every(())
 TESTS_MAX = 16
 """The most alternatives that are tested one after another, without a search for a row's place among them."""
+ROWS_TOGETHER_MAX = 1_000_000
+"""The most rows that several deletions list and that are searched together."""
 SIGNS = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 
@@ -192,13 +194,16 @@ def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
     spans: dict[Field, list[Range]] = defaultdict(list)
     searched: list[Tests] = []
     parts: dict[Filter, None] = {}
+    listed: dict[object, list[Deletion]] = defaultdict(list)
     for one in deletions:
         bounded = [Condition(field, one.ranges[field.name]) for field in _bounded(schema, one.ranges)]
         tests = {test.field: test for test in (*bounded, *one.conditions)}
         fields = tuple(tests)
         if isinstance(one.rows, FewRows):
             rows[one.rows.fields] |= dict.fromkeys(_near(schema.row_keys[0], one.ranges, one.rows))
-        elif one.rows is not None or len(fields) < len(bounded) + len(one.conditions) or not fields:
+        elif one.rows is not None:
+            listed[one.rows.form].append(one)
+        elif len(fields) < len(bounded) + len(one.conditions) or not fields:
             parts[is_of(schema, one)] = None
         elif len(fields) == 1 and not tests[fields[0]].is_open:
             [test] = tests.values()
@@ -215,8 +220,25 @@ def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
         ordered = () if field.type.is_floating else KeyRanges({field.name: ranges})[field.name]
         searched += [{field: Condition(field, (item,))} for item in ordered]
         parts |= {InRanges(field, tuple(ranges)): None} if ranges and not ordered else {}
-    sets = [Among(fields, tuple(found)) for fields, found in rows.items() if found]
+    sets: list[Filter] = [Among(fields, tuple(found)) for fields, found in rows.items() if found]
+    for alike in listed.values():
+        sets += [_of_any(schema, some) for some in portions(alike, _count, ROWS_TOGETHER_MAX)]
     return some([*parts, *sets, *([_searched(searched)] if searched else [])])
+
+
+def _count(deletion: Deletion) -> int:
+    return deletion.rows.count if isinstance(deletion.rows, RowSet) else 0
+
+
+def _of_any(schema: Schema, deletions: Sequence[Deletion]) -> Filter:
+    """Returns the filter of rows that any of some deletions lists, whose rows have the same columns."""
+    sets = [one.rows for one in deletions if isinstance(one.rows, RowSet)]
+    if len(sets) == 1:
+        return is_of(schema, deletions[0])
+    first = schema.row_keys[0].name
+    bounds = KeyRanges({first: [one.ranges.enclosing(first) for one in deletions]}).enclosing(first)
+    near = KeyRanges() if bounds == Range() else KeyRanges({first: [bounds]})
+    return every([in_slices(schema, [near]), OneOf(joined_sets(sets), near)])
 
 
 def _near(first: Field, ranges: KeyRanges, few: FewRows) -> list[tuple[Any, ...]]:

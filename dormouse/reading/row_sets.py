@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from io import BytesIO
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from dormouse.errors import ObjectDamaged
 from dormouse.model.file_reference import INLINED
 from dormouse.model.locks import process_lock
 from dormouse.model.schema import Field
-from dormouse.objects.names import parquet_suffix
+from dormouse.objects.inlined import InlinedFiles
+from dormouse.objects.names import missing, parquet_suffix
 from dormouse.objects.store import ObjectStore
 
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -35,20 +37,28 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """The rows that a deletion lists: distinct values of `fields`, which have their present names and types.
+    """The rows that deletions list: values of `fields` together, which have their present names and types.
 
-    `name` is that of a Parquet file in the database, which has them in `columns`. The name contains a digest
-    of the file, so that equal names mean equal rows. `objects` reads the file.
+    `names` are those of Parquet files in the database, which have them in `columns`, with the types of the
+    version `version` of the schema. A name contains a digest of its file, so that equal names mean equal
+    rows. `count` is the number of the rows. `objects` reads the files.
     """
 
-    name: str
+    names: tuple[str, ...]
     columns: tuple[str, ...]
     fields: tuple[Field, ...]
+    version: int
+    count: int
     objects: ObjectStore | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leaves out the connections of `objects`, which another process replaces by its own (`bound`)."""
-        return RowSet, (self.name, self.columns, self.fields)
+        return RowSet, (self.names, self.columns, self.fields, self.version, self.count)
+
+    @property
+    def form(self) -> object:
+        """The columns of the rows. Sets of the same form can be joined."""
+        return self.columns, self.fields, self.version
 
     def bound(self, objects: ObjectStore) -> RowSet:
         """Returns the set with the store that reads its file."""
@@ -58,23 +68,41 @@ class RowSet:
         """Returns the search for these rows, which is cached. Raises the errors of `ObjectStore.get`."""
         return _KNOWN.of(self)
 
-    def local_path(self) -> str:
-        """Returns the path of the file on this machine. Its columns have their former names and types."""
-        return str(self._store.local_path(self.name))
+    def local_paths(self) -> list[str]:
+        """Returns the paths of the files on this machine. Their columns have their former names and types."""
+        self._fetch()
+        return [str(self._store.local_path(name)) for name in self.names]
 
     def read(self) -> pa.Table:
-        """Returns the rows, in the order of the file. Raises `ObjectDamaged`."""
-        content = self._store.get(self.name)
-        if content_name("", content).rsplit("/", 2)[1] != self.name.rsplit("/", 2)[1]:
-            raise ObjectDamaged(f"{self.name!r} in the database differs from the rows that were deleted")
+        """Returns the rows, those of each file in its order. Raises `ObjectDamaged`."""
+        self._fetch()
+        return pa.concat_tables(map(self._file, self.names))
+
+    def _fetch(self) -> None:
+        """Reads all files from the database in one round trip; raises `ObjectNotFound` if one is not there."""
+        if isinstance(self._store, InlinedFiles):
+            self._store.fetch(self.names)
+            for name in self._store.lacking(self.names):
+                raise missing(name, "the database")
+
+    def _file(self, name: str) -> pa.Table:
+        content = self._store.get(name)
+        if content_name("", content).rsplit("/", 2)[1] != name.rsplit("/", 2)[1]:
+            raise ObjectDamaged(f"{name!r} in the database differs from the rows that were deleted")
         found = pq.read_table(BytesIO(content), columns=list(self.columns), use_threads=False)
         return found.select(list(self.columns)).rename_columns([one.name for one in self.fields])
 
     @property
     def _store(self) -> ObjectStore:
         if self.objects is None:
-            raise AssertionError(f"{self.name!r} is not bound to a store")
+            raise AssertionError(f"{self.names[0]!r} is not bound to a store")
         return self.objects
+
+
+def joined_sets(sets: Sequence[RowSet]) -> RowSet:
+    """Returns the rows of sets of the same form."""
+    names = tuple(dict.fromkeys(name for one in sets for name in one.names))
+    return replace(sets[0], names=names, count=sum(one.count for one in sets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,15 +323,14 @@ _KNOWN = _Searches()
 
 
 def _search(rows: RowSet) -> RowSearch:
-    table = rows.read()
     kinds = [arrow_type(one.type) for one in rows.fields]
-    columns = [one.combine_chunks() if one.num_chunks != 1 else one.chunk(0) for one in table.itercolumns()]
-    ordered = 0
-    for number, one in enumerate(rows.fields):
-        if not one.type.is_key_type or columns[number].null_count:
-            break
-        leading = [column.cast(other) for column, other in zip(columns[: number + 1], kinds, strict=False)]
-        if not is_ascending(pa.RecordBatch.from_arrays(leading, names=[str(n) for n in range(number + 1)])):
-            break
-        ordered = number + 1
+    table = rows.read().cast(pa.schema(zip((one.name for one in rows.fields), kinds, strict=True)))
+    keys = list(takewhile(lambda one: one.type.is_key_type and not one.nullable, rows.fields))
+    if len(rows.names) > 1 and keys:
+        table = table.sort_by([(one.name, "ascending") for one in keys])
+    columns = [one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for one in table.itercolumns()]
+    rows_in_order = pa.RecordBatch.from_arrays(columns, names=table.column_names)
+    ordered = len(keys)
+    while ordered and not is_ascending(rows_in_order.select(range(ordered))):
+        ordered -= 1
     return RowSearch(columns, kinds, ordered)

@@ -390,7 +390,7 @@ def _deletion_of(columns: _Columns, deletion_id: int, condition: str, is_erasure
 def _row_set(schema: Schema, rows: ListedRows) -> RowSet | FewRows:
     fields = tuple(map(schema.field, rows.names))
     if rows.content is not None:
-        return RowSet(rows.content, rows.columns, fields)
+        return RowSet((rows.content,), rows.columns, fields, rows.version, rows.count)
     return FewRows(fields, tuple(tuple(map(value_of_json, fields, row)) for row in rows.values or ()))
 
 

@@ -117,7 +117,7 @@ def _deletion(context: TableContext, rows: pa.Table) -> NewDeletion:
         return asked_to_delete(context, where)[1]
     schema, names = context.schema, tuple(rows.column_names)
     content: RowsContent | None = None
-    listed = ListedRows(names, names, rows.num_rows, values=_few(rows))
+    listed = ListedRows(names, names, rows.num_rows, schema.version, values=_few(rows))
     if listed.values is None:
         data = _encoded(rows)
         content = RowsContent(content_name(context.table.object_prefix, data), data)

@@ -226,7 +226,7 @@ def row_set(table: pa.Table, fields: tuple[Field, ...]) -> row_sets.RowSet:
     objects = open_store(Path(FOLDER.name).as_uri())
     with suppress(ObjectAlreadyExists):
         objects.put(name, content)
-    return row_sets.RowSet(name, tuple(table.column_names), fields, objects)
+    return row_sets.RowSet((name,), tuple(table.column_names), fields, 1, len(table), objects)
 
 
 FOLDER = TemporaryDirectory()

@@ -41,7 +41,7 @@ SCHEMA = dm.Schema(
 )
 TIMES = [datetime(2026, 1, 1, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC)]
 VALUES: dict[str, list[Any]] = {
-    "s": ["a", "é\0", "b" * 300],
+    "s": ["a", "é\0", "b" * 40],
     "t": TIMES,
     "v": [None, -1, 0, 7],
     "x": [None, NAN, 0.0, -0.0, 1.5],

@@ -99,7 +99,7 @@ class DuckDb(Engine[str]):
         # DuckDB compares structs as by IS NOT DISTINCT FROM
         tested = _struct(map(self._column, rows.fields), rows.fields)
         listed = _struct(map(quoted, rows.columns), rows.fields)
-        read = f"read_parquet({text(rows.local_path())}, hive_partitioning = false)"
+        read = f"read_parquet([{', '.join(map(text, rows.local_paths()))}], hive_partitioning = false)"
         stored = {field.name: quoted(name) for field, name in zip(rows.fields, rows.columns, strict=True)}
         bounded = [one for one in rows.fields if Range() not in ranges.get(one.name, [Range()])]
         near = [InRanges(one, tuple(ranges[one.name])) for one in bounded]
