@@ -152,14 +152,11 @@ def current_condition(schema: Schema, condition: str) -> StoredCondition:
     for name, one in zip(schema.names, schema.shape.columns, strict=True):
         if (then := one.at(version)) is not None:
             names[then.name] = name
-    listed = () if rows is None else tuple(rows["columns"])
-    if gone := [name for name in (*found, *listed) if name not in names]:
+    columns = () if rows is None else tuple(rows.pop("columns"))
+    if gone := [name for name in (*found, *columns) if name not in names]:
         raise InvalidQuery(f"a deletion names column {gone[0]!r}, which no longer exists")
-    return StoredCondition(
-        {names[name]: wanted for name, wanted in found.items()},
-        rows
-        and ListedRows(**{**rows, "columns": listed}, names=tuple(map(names.get, listed)), version=version),
-    )
+    listed = rows and ListedRows(columns, tuple(names[name] for name in columns), version=version, **rows)
+    return StoredCondition({names[name]: wanted for name, wanted in found.items()}, listed)
 
 
 class TableProperties(BaseModel):

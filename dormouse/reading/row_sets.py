@@ -79,7 +79,7 @@ class RowSet:
         return pa.concat_tables(map(self._file, self.names))
 
     def _fetch(self) -> None:
-        """Reads all files from the database in one round trip; raises `ObjectNotFound` if one is not there."""
+        """Reads all files from the database in one round trip. Raises `ObjectNotFound` if one is lost."""
         if isinstance(self._store, InlinedFiles):
             self._store.fetch(self.names)
             for name in self._store.lacking(self.names):
