@@ -383,7 +383,7 @@ def _deletion_of(columns: _Columns, deletion_id: int, condition: str, is_erasure
     # an open range is refused now; one recorded by an earlier release also deleted nulls
     conditions = tuple(replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
     corners = corners_of(schema, recorded.ranges)
-    rows = stored.rows and _row_set(schema, stored.rows)
+    rows = None if stored.rows is None else _row_set(schema, stored.rows)
     return Deletion(deletion_id, condition, recorded.ranges, conditions, is_erasure, corners, rows)
 
 

@@ -97,7 +97,7 @@ def _portions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _is_full(held: Sequence[pa.Table], of: int = 1) -> bool:
-    rows, byte_count = sum(one.num_rows for one in held), sum(one.nbytes for one in held)
+    rows, byte_count = sum(one.num_rows for one in held), sum(int(one.nbytes) for one in held)
     return of * rows >= ROWS_MAX or of * byte_count >= BYTES_MAX
 
 
