@@ -22,7 +22,8 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import ROWS_MAX, ListedRows, current_condition, stored_condition
+from dormouse.model.stored_conditions import ListedRows, current_condition, stored_condition
+from dormouse.model.table import ROWS_MAX
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 from dormouse.objects.store import ObjectStore

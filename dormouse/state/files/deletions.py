@@ -22,7 +22,7 @@ import psycopg
 from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
 from dormouse.model.region import decode_value, encode_key
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import current_condition, given_condition
+from dormouse.model.stored_conditions import current_condition, given_condition
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
