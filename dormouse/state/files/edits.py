@@ -1,0 +1,169 @@
+"""The commit of an edit: deletions and files of one or more tables, in one transaction, unless rows changed.
+
+The transaction first makes other edits of the same rows wait. It then looks for commits since the edit read
+its rows. Without one that may concern the edit, it records the deletions and adds the files, which come after
+the deletions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import DormouseError
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import bytes_, load
+from dormouse.postgres.transaction import run_alone, run_transaction
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.deletions import Deletions, NewDeletion
+from dormouse.state.files.operations import Commit
+from dormouse.state.files.store import FileReferenceStore
+
+NAMES_MAX = 10_000
+KEYS_MAX = 64
+"""The most keys of an edit that other edits of the table need not wait for."""
+_QUERIES = load(__package__ or "", "edits")
+Span = tuple[bytes, bytes]
+"""The smallest and the largest possible key of some rows; the ends may be only beginnings of keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The rows that an edit read: those with keys in some spans, at the moment of a snapshot or later.
+
+    `are_keys` means that each span is one whole key.
+    """
+
+    snapshot: str
+    spans: Sequence[Span]
+    are_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end."""
+
+    store: FileReferenceStore
+    files: Sequence[FileWithReferences] = ()
+    deletions: Sequence[NewDeletion] = ()
+    reads: Sequence[Read] = ()
+    attempts: Sequence[str] = ()
+
+    @property
+    def table_id(self) -> int:
+        return self.store.table.table_id
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Commits that may have changed rows of a read since: files that they added, deletions and restores.
+
+    `files` are the names of those with keys in its spans, or None if they are too many.
+    """
+
+    part: int
+    read: int
+    files: frozenset[str] | None
+
+
+class Disturbed(Exception):
+    """Nothing was committed, because of some disturbances."""
+
+    def __init__(self, found: Sequence[Disturbance]) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+class _AppliedBefore(Exception):
+    pass
+
+
+def commit(
+    supplier: Supplier,
+    parts: Sequence[Part],
+    commit_id: str,
+    *,
+    along: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
+    concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None = None,
+) -> bool:
+    """Commits the parts, at most one of each table; returns False if the commit was applied before.
+
+    Calls `along` in the transaction. Raises `Disturbed`, and commits nothing, if other commits may have
+    changed rows that were read. With `concern`, raises it only for those of the disturbances that this
+    function returns. It is called while other writers wait.
+
+    Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
+    """
+    ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
+
+    def work(conn: psycopg.Connection[Any]) -> None:
+        for number in ordered:
+            _lock(conn, parts[number])
+        if _is_applied(conn, parts, commit_id):
+            raise _AppliedBefore
+        found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
+        if found and (concern is None or (found := list(concern(found)))):
+            raise Disturbed(found)
+        for number in ordered:
+            _apply(conn, parts[number], commit_id)
+        along(conn)
+
+    try:
+        # at read committed, whatever the tables' isolation: the looks must be later than the locks
+        run = run_alone if any(part.deletions for part in parts) else run_transaction
+        once = partial(run, supplier, work, operation="edit rows")
+        parts[ordered[0]].store.own.following(once) if parts else once()
+    except _AppliedBefore:
+        return False
+    return True
+
+
+def _lock(conn: psycopg.Connection[Any], part: Part) -> None:
+    """Waits for edits that may change the same rows, and for all writers if a deletion is recorded."""
+    if part.deletions:
+        part.store.keep_writers_out(conn)
+    spans = [span for read in part.reads for span in read.spans]
+    if not spans and not part.deletions:
+        return
+    are_keys = not part.deletions and all(read.are_keys for read in part.reads) and len(spans) <= KEYS_MAX
+    values = {"table_id": part.table_id, "min_keys": bytes_([low for low, _ in spans])}
+    conn.execute(_QUERIES["lock_keys" if are_keys else "lock_table"].on(), values)
+
+
+def _is_applied(conn: psycopg.Connection[Any], parts: Sequence[Part], commit_id: str) -> bool:
+    return any(part.store.is_applied(commit_id, conn) for part in parts[:1])
+
+
+def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
+    found = []
+    for n, read in enumerate(part.reads):
+        values = {
+            "snapshot": read.snapshot,
+            "min_keys": bytes_([low for low, _ in read.spans]),
+            "max_keys": bytes_([high for _, high in read.spans]),
+            "limit": NAMES_MAX,
+        }
+        [(names, by_event)] = part.store.own.rows_in(conn, _QUERIES["disturbed"], values)
+        if names or by_event:
+            found.append(Disturbance(number, n, None if len(names) == NAMES_MAX else frozenset(names)))
+    return found
+
+
+def _apply(conn: psycopg.Connection[Any], part: Part, commit_id: str) -> None:
+    deletions = Deletions(part.store)
+    for deletion in part.deletions:
+        deletions.record_in(conn, deletion)
+    commit = Commit(tuple(part.files), commit_id, expires=False, same_content=False)
+    [result] = part.store.apply("add_files", [commit], conn=conn)
+    if result.state == "applied_before":
+        raise _AppliedBefore
+    if result.error is not None:
+        error: DormouseError = result.error
+        raise error
+    if part.attempts:
+        WriteAttempts.finish(conn, part.table_id, list(part.attempts))
