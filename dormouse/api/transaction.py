@@ -47,7 +47,8 @@ class Transaction:
         self._edit = Edit(supplier, transaction_id, "transaction", attempts_max)
         self._thread: int | None = None
         self._is_over = False
-        self._was_applied: bool | None = None
+        self._is_repeated: bool | None = None
+        self._applied: bool | None = None
 
     @property
     def transaction_id(self) -> str:
@@ -56,8 +57,8 @@ class Transaction:
 
     @property
     def applied(self) -> bool | None:
-        """After the block, whether this transaction changed something: False if its id was applied before."""
-        return None if self._was_applied is None else not self._was_applied
+        """True once the block has committed; False if the id was applied before, None if nothing was."""
+        return self._applied
 
     @property
     def attempts(self) -> int:
@@ -80,7 +81,7 @@ class Transaction:
         self._is_over, _of_thread.open = True, None
         with self._changing, self._edit:
             if error is None:
-                self._was_applied = bool(self._was_applied) or not self._edit.commit()
+                self._applied = not self._is_repeated and self._edit.commit()
 
     def ingest(self, table: str, data: Any, *, progress: Progress = no_progress) -> None:
         """Adds rows, as `Table.ingest` does in this process. Raises its errors."""
@@ -124,9 +125,9 @@ class Transaction:
     def _add(self, name: str, change: Callable[[Table], Change]) -> None:
         self._check_usable()
         table = self._find(name)
-        if self._was_applied is None and not self._edit.is_new:
-            self._was_applied = self._edit.is_applied(table.context)
-        if not self._was_applied:
+        if self._is_repeated is None:
+            self._is_repeated = not self._edit.is_new and self._edit.is_applied(table.context)
+        if not self._is_repeated:
             self._edit.add(table.context, change(table))
 
     def _check_usable(self) -> None:
