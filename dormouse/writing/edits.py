@@ -27,11 +27,11 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Position
-from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.file_reference import FileWithReferences, is_inlined
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import check_not_edited
+from dormouse.model.table import check_not_edited, is_keyed
 from dormouse.model.text import check_text
 from dormouse.reading.changes import Near, changes
 from dormouse.reading.checked_files import on_current
@@ -39,7 +39,15 @@ from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion, encoded_beginning
-from dormouse.state.files.edits import Disturbance, Disturbed, Part, Read, Span, commit
+from dormouse.state.files.edits import (
+    Disturbance,
+    Disturbed,
+    Part,
+    Read,
+    Span,
+    commit,
+    commit_at_once,
+)
 from dormouse.state.history.moments import now
 from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
 
@@ -89,6 +97,11 @@ class Computed:
 class Change(Protocol):
     """A change of one table, which can be computed again."""
 
+    @property
+    def reads_its_keys(self) -> bool:
+        """True if the concern of its result contains the keys of all rows that it writes."""
+        ...
+
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         """Computes the change from the rows of the moment `at`, or from later ones, all of one moment.
 
@@ -107,6 +120,12 @@ class _Planned:
     attempt: WriteAttempt
     at: Position
     computed: Computed
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the attempt is recorded: it was begun, or has written objects."""
+        has_objects = not all(is_inlined(file.filename) for file in self.computed.files)
+        return self.attempt.last_deletion is None or has_objects
 
     @property
     def read(self) -> Read | None:
@@ -225,7 +244,7 @@ class Edit:
                     [replace(file, deletions_till=None) for one in some for file in one.computed.files],
                     [deletion for one in some for deletion in one.computed.deletions],
                     [one.read for one in some if one.read is not None],
-                    [one.attempt.attempt_id for one in some],
+                    [one.attempt.attempt_id for one in some if one.is_recorded],
                 )
             )
         return parts
@@ -262,9 +281,12 @@ class Edit:
         """Computes a change at the present moment, with a new attempt."""
 
         def once(known: TableContext) -> _Planned:
-            current, attempt = known.writing_for(known.attempts.begin(known.table, loads=True, durable=False))
+            if change.reads_its_keys or not is_keyed(known.properties):
+                attempt, at = known.attempts.plan(known.table)
+            else:
+                attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
+            current, attempt = known.writing_for(attempt)
             self._open.append((current, attempt))
-            at = now(current)
             try:
                 return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
             except BaseException:
@@ -296,8 +318,11 @@ class Edit:
         """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit."""
         unknown: CommitOutcomeUnknown | None = None
         pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
+        at_once = concern is None and not self._works
         for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
             try:
+                if at_once and unknown is None and commit_at_once(self._supplier, parts, self._commit_id):
+                    return True
                 applied = commit(self._supplier, parts, self._commit_id, along=self._along, concern=concern)
             except CommitOutcomeUnknown as error:
                 unknown = error

@@ -32,6 +32,10 @@ class Load:
     deletes: str | None = None
     progress: Progress = no_progress
 
+    @property
+    def reads_its_keys(self) -> bool:
+        return False
+
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         if self.upserts:
             check_upsert(context.table.name, context.properties)
@@ -54,6 +58,10 @@ class Replace:
     where: DeleteWhere
     given: GivenData | None = None
     progress: Progress = no_progress
+
+    @property
+    def reads_its_keys(self) -> bool:
+        return False
 
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         question, deletion = asked_to_delete(context, self.where)

@@ -44,6 +44,7 @@ class Raise:
     keys: dm.Range
     at_most: int = 1_000
     moments: list[Any] = field(default_factory=list)
+    reads_its_keys = True
 
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Any) -> Computed:
         self.moments.append(at)

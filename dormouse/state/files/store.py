@@ -101,12 +101,15 @@ class FileReferenceStore:
         """
         return apply_commits(self.own, kind, commits, conn=conn)
 
-    def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
+    def whole(
+        self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = (), ending: Sequence[str] = ()
+    ) -> Whole | None:
         """Returns a faster statement that applies all commits in its own transaction, or None if none can.
 
-        If `names` is not empty, the statement fails unless the table's name is in it.
+        If `names` is not empty, the statement fails unless the table's name is in it. It also ends the write
+        attempts `ending`, or fails.
         """
-        return whole_statement(self.own, kind, commits, names)
+        return whole_statement(self.own, kind, commits, names, ending)
 
     def add_files(
         self,
