@@ -111,6 +111,49 @@ class Change(Protocol):
         ...
 
 
+class CountedChange(Change, Protocol):
+    """A change whose rows can be counted without changing any."""
+
+    def dry_run(self, context: TableContext) -> Mapping[str, int]:
+        """Returns the numbers of rows that the change would change, by kind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of an edit: the numbers of changed rows by kind, and how often they were computed.
+
+    `counts` is empty if an edit with this id was applied before. After a dry run there is no id.
+    """
+
+    edit_id: str | None
+    counts: Mapping[str, int]
+    attempts: int
+    applied: bool
+
+
+def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
+    """Applies one change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
+    with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
+        applied = edit.is_new or not edit.is_applied(context)
+        if applied:
+            edit.add(context, change)
+            applied = edit.commit()
+        return Done(edit.edit_id, edit.counts if applied else {}, edit.attempts, applied)
+
+
+def counted(context: TableContext, change: CountedChange) -> Done:
+    """Returns the numbers of rows that a change would change, and changes nothing."""
+    check_may_edit(context)
+    return Done(None, on_current(context, change.dry_run), 0, applied=False)
+
+
+def check_may_edit(context: TableContext) -> None:
+    """Raises `NotARowTable` for a row table."""
+    how = "use row_table(…).change or 'dormouse rows change'"
+    check_not_edited(context.table.name, context.properties, how)
+
+
 @dataclass(slots=True)
 class _Planned:
     """A change, and its last result, which is valid until another commit changes the rows that it read."""
@@ -184,9 +227,7 @@ class Edit:
 
         A change must not depend on rows that an earlier change of the same edit wrote.
         """
-        check_not_edited(
-            context.table.name, context.properties, "use row_table(…).change or 'dormouse rows change'"
-        )
+        check_may_edit(context)
         planned = self._computed(context, change)
         for earlier in self._planned:
             if earlier.context.table.table_id == context.table.table_id:

@@ -203,9 +203,7 @@ class WriteAttempts:
         attempt_id, has_place = uuid.uuid4().hex, is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
         values["has_place"] = has_place
-        rows = run_statement(
-            self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit"
-        )
+        rows = run_statement(self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit")
         if not rows:
             raise TableNotFound.gone(table.name)
         [(prefix, version, sequence, last, taken_at, epoch, snapshot)] = rows
