@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,7 +24,6 @@ from dormouse.errors import (
     DormouseError,
     EditConflict,
     InvalidInput,
-    InvalidQuery,
     QueryOvertaken,
 )
 from dormouse.model.cut import Position
@@ -54,7 +54,7 @@ from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
 if TYPE_CHECKING:
     import psycopg
 
-    from dormouse.postgres.connection import Supplier
+    from dormouse.postgres.connection import ConnectionSupplier, Supplier
 
 ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
@@ -185,7 +185,11 @@ class Edit:
     """
 
     def __init__(
-        self, supplier: Supplier, edit_id: str | None, kind: str = "edit", attempts_max: int = ATTEMPTS_MAX
+        self,
+        supplier: ConnectionSupplier,
+        edit_id: str | None,
+        kind: str = "edit",
+        attempts_max: int = ATTEMPTS_MAX,
     ) -> None:
         self._supplier = supplier
         if not isinstance(attempts_max, int) or isinstance(attempts_max, bool) or attempts_max < 1:
@@ -247,7 +251,7 @@ class Edit:
         """
         looks = moves = 0
         while self._planned or self._works:
-            concern = self._concerned if looks >= LOOKS_FREE else None
+            concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
                 applied = self._committed(self._parts(), concern)
             except Disturbed as disturbed:
@@ -295,17 +299,26 @@ class Edit:
         numbers = self._groups()[found.part]
         return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
 
-    def _concerned(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
         concerned = []
         for one in found:
             planned = self._planned[self._of(one)]
-            till = now(planned.context, planned.at)
-            if _concerns(planned, till, one.files):
+            context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
+            till = now(context, planned.at)
+            if _concerns(planned.computed.concern, context, planned.at, till, one.files):
                 concerned.append(one)
             else:
                 planned.at = till
         return concerned
+
+    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+        """Returns the same while this edit has its locks.
+
+        Uses other connections than this process has, which may all wait for these locks.
+        """
+        with closing(self._supplier.limited()) as apart:
+            return self._concerned(found, apart)
 
     def _compute_again(self, found: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
@@ -373,15 +386,16 @@ class Edit:
         raise unknown or AssertionError
 
 
-def _concerns(planned: _Planned, till: Position, files: frozenset[str] | None) -> bool:
-    """Returns whether commits since a change read its rows, up to a moment, changed rows that concern it."""
-    concern, context = planned.computed.concern, planned.context
+def _concerns(
+    concern: Concern | None, context: TableContext, at: Position, till: Position, files: frozenset[str] | None
+) -> bool:
+    """Returns whether commits between two moments changed rows that concern a change."""
     if concern is None:
         return False
     try:
-        found = changes(context, planned.at, till, near=Near(concern.ranges, files), as_known=True)
+        found = changes(context, at, till, near=Near(concern.ranges, files), as_known=True)
         return concern.of(context, iter(found))
-    except (InvalidQuery, DormouseError):
+    except DormouseError:
         return True  # what changed is no longer known, or cannot be read: compute again
 
 
