@@ -33,6 +33,7 @@ from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import check_not_edited, is_keyed
 from dormouse.model.text import check_text
+from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.reading.changes import Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
@@ -54,7 +55,7 @@ from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
 if TYPE_CHECKING:
     import psycopg
 
-    from dormouse.postgres.connection import ConnectionSupplier, Supplier
+    from dormouse.postgres.connection import Supplier
 
 ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
@@ -186,7 +187,7 @@ class Edit:
 
     def __init__(
         self,
-        supplier: ConnectionSupplier,
+        supplier: Supplier,
         edit_id: str | None,
         kind: str = "edit",
         attempts_max: int = ATTEMPTS_MAX,
@@ -317,7 +318,8 @@ class Edit:
 
         Uses other connections than this process has, which may all wait for these locks.
         """
-        with closing(self._supplier.limited()) as apart:
+        dsn = self._planned[0].context.dsn
+        with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
             return self._concerned(found, apart)
 
     def _compute_again(self, found: Sequence[Disturbance]) -> None:
