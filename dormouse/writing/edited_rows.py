@@ -1,4 +1,4 @@
-"""The results of edits: new rows to write, the rows that they replace, and which later changes concern them."""
+"""The results of edits: new rows, the rows that they replace, and which later changes concern them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,10 @@ class Outcome:
     def write(
         self, attempt: WriteAttempt | None, parts: Iterator[Edited], progress: Progress = no_progress
     ) -> list[FileWithReferences]:
-        """Writes the new rows as files of the attempt, and keeps the others; without an attempt, only counts."""
+        """Writes the new rows as files of the attempt, and stages the replaced ones.
+
+        Without an attempt, only takes the rows, which counts them.
+        """
         batches = (batch for batch in self._taken(parts) if batch.num_rows)
         first = next(batches, None)
         if first is None:

@@ -133,7 +133,8 @@ class Clauses:
 
     def add(self, when: object) -> None:
         """Adds the clauses of a list. Raises `InvalidInput` and `InvalidQuery`."""
-        clauses = [when] if isinstance(when, When) else list(when) if isinstance(when, Sequence) else []
+        is_list = isinstance(when, Sequence) and not isinstance(when, str)
+        clauses = [when] if isinstance(when, When) else list(when) if is_list else []
         if not clauses:
             raise InvalidInput(
                 f"{self._what}: give clauses: dm.WhenMatched, dm.WhenNotMatched, dm.WhenNotMatchedBySource"

@@ -59,7 +59,7 @@ from dormouse.writing.merge_clauses import Clauses
 _ROW = "__row"
 """The column with the number of each row of the source."""
 VALUES_MAX = 10_000
-"""The most values of a column of the source that are looked for one by one; more are looked for as a range."""
+"""The most values of a column that are looked for one by one; more are looked for as a range."""
 _INTS = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -79,6 +79,10 @@ class Merge:
     """
 
     verb = "merge into"
+
+    @property
+    def reads_its_keys(self) -> bool:
+        return True
 
     def __init__(
         self,
@@ -185,7 +189,7 @@ class PartialUpsert(Merge):
         return found
 
     def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
-        """Returns the columns of the staged data. Raises `InvalidInput` and `InvalidData` as `upsert` does."""
+        """Returns the columns of the staged data. Raises the errors of `upsert`."""
         check_upsert(context.table.name, context.properties)
         known = given_schema(context.schema, context.properties, self._deletes)
         for name in [*context.schema.row_key_names, *([self._deletes] if self._deletes else [])]:
@@ -254,7 +258,7 @@ class _Computation:
         return columns_text(SOURCE, [_ROW, *self._given.columns], quoted(SOURCE))
 
     def _case(self, *kinds: str) -> str:
-        """Returns the SQL of the number of the first clause that holds, of some kinds; -1 for none that acts."""
+        """Returns the SQL of the number of the first clause that holds; -1 if it does not act."""
         whens = [
             f"WHEN {one.condition} THEN {-1 if one.action == 'nothing' else number}"
             for number, one in enumerate(self._acting)
@@ -290,13 +294,19 @@ class _Computation:
             # each inserted row is a partition of its own
             alone = f"CASE WHEN {key} IS NULL THEN {row} END"
             names = self._schema.row_key_names if self._is_keyed else self._gone
-            parts = ", ".join([*(reference(TARGET, name) for name in names), alone])
+            parts = ", ".join([*map(self._compared, names), alone])
             over = f"OVER (PARTITION BY {parts})"
             texts.append(f"min({matched}) {over} <> max({matched}) {over}")
         texts += [self._value(name) for name in self._schema.names]
         texts += [reference(TARGET, name) for name in self._before]
         listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
         return f"SELECT {listed} FROM (SELECT *, {clause} AS clause FROM {joined}) WHERE clause >= 0"
+
+    def _compared(self, name: str) -> str:
+        """Returns the SQL by which rows with equal values of a column are found."""
+        column = reference(TARGET, name)
+        # DuckDB gives all rows of a partition 0.0, if it is divided by a column that also has -0.0
+        return f"({column} + 0)" if self._schema.field(name).type.is_floating else column
 
     def _value(self, name: str) -> str:
         """Returns the SQL of a column's new value, which depends on the clause."""
@@ -396,8 +406,8 @@ class _Computation:
         ):
             if there.num_rows:
                 raise InvalidInput(
-                    f"{self._what}: the row with {key_text(self._schema, there, 0)}, which the source inserts, "
-                    "is there already: 'on' must match it"
+                    f"{self._what}: the source inserts the row with {key_text(self._schema, there, 0)}, "
+                    "which is there already: 'on' must match it"
                 )
 
     # Facts about the source.
@@ -470,9 +480,9 @@ class _Computation:
     # What concerns it.
 
     def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
-        """Returns the concern for rows that match the source, or that no source matches if a clause acts on these.
+        """Returns the concern for rows that match the source, and those on which other clauses act.
 
-        For a keyed table, also for rows with a key that was written.
+        For a keyed table, it is also for rows with a key that was written.
         """
         context, on = self._context, self._clauses.on.text
         target, source = target_text(context), self._of_source()

@@ -70,6 +70,10 @@ class Update:
     progress: Progress = no_progress
     interruption: Interruption | None = None
 
+    @property
+    def reads_its_keys(self) -> bool:
+        return True
+
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         """Computes the update from the rows that the table has now; see `Change.compute`.
 
@@ -235,7 +239,8 @@ class _Computation:
         by = self._context.properties.newest_by
         if by in self._constants or by in self._scalars:
             check_newest(self._what, self._context, rows, before.column(str(by)))
-        return Edited(rows, before.select(list(self._gone)))
+        is_listed = self._chosen.deletion is None
+        return Edited(rows, before.select(list(self._gone)) if is_listed else None)
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ class Evaluator:
 
     @contextmanager
     def at(self, moment: int | None) -> Iterator[None]:
-        """Fixes the current time, in microseconds since 1970, for the block; None if no expression needs it."""
+        """Fixes the current time, in microseconds since 1970, for the block; None if it is not needed."""
         for statement in () if moment is None else macros(moment):
             self._connection.execute(statement)
         try:

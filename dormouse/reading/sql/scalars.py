@@ -227,7 +227,7 @@ class _Checked:
         return found
 
     def _meant(self, names: Sequence[str]) -> tuple[str, str, list[str]]:
-        """Returns the rows and the column that a name of one or more parts means, and the parts of a STRUCT."""
+        """Returns the rows and the column that the parts of a name mean, and the parts of a STRUCT."""
         first, *rest = names
         rows = first.lower()
         if rest and rows in self._places and (found := self._places[rows].get(rest[0].lower())):
@@ -276,7 +276,7 @@ def _sum_with_zero(column: Node, kind: DataType) -> Node:
 
 
 def columns_text(rows: str, names: Sequence[str], place: str) -> str:
-    """Returns a SELECT of columns of some rows by the names that `reference` returns; `place` has the rows."""
+    """Returns a SELECT of columns by the names that `reference` returns; `place` has the rows."""
     listed = ", ".join(f"{quoted(name)} AS {reference(rows, name)}" for name in names)
     return f"SELECT {listed} FROM {place}"
 
