@@ -191,14 +191,13 @@ class _Computation:
         if not self._scalars:
             yield from (self._edited(batch.columns, batch) for batch in read)
             return
-        used = {name for one in self._scalars.values() for _, name in one.columns}
-        wanted = [name for name in self._schema.names if name in used]
-        texts = [self._value(name) for name in self._scalars]
+        names = {name for one in self._scalars.values() for _, name in one.columns}
+        used = [one for one in self._schema.fields if one.name in names]
+        texts = {self._schema.field(name): self._value(name) for name in self._scalars}
         with evaluator(self._rows.moment) as evaluating:
             for batch in read:
                 with self._naming():
-                    found = evaluating.values(batch, texts, wanted)
-                values = dict(zip(self._scalars, found.columns, strict=True))
+                    values = evaluating.values(batch, texts, used)
                 columns = (values.get(name, batch.column(name)) for name in self._schema.names)
                 yield self._edited(list(columns), batch)
 
