@@ -89,7 +89,7 @@ MOVING: list[tuple[Any, list[Any], str, str]] = [
         ON,
         "WHEN MATCHED THEN UPDATE SET k = s.k + 200, c = 'z'",
     ),
-    (["at"], [Matched(update=["i"]), NotMatched(insert="*")], "t.at = s.at", f"{UPDATE_I} {INSERT}"),
+    (["ts"], [Matched(update=["i"]), NotMatched(insert="*")], "t.ts = s.ts", f"{UPDATE_I} {INSERT}"),
     (["s"], [Matched(delete=True)], "t.s = s.s", "WHEN MATCHED THEN DELETE"),
 ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_merges_are_those_of_duckdb(instance: Instance, layout: str, keep: str) 
 
 def unique_of(on: Any, source: pa.Table) -> pa.Table:
     """Returns rows of the source of which no two match one row."""
-    if on == ["at"]:
+    if on == ["ts"]:
         return table_of([one for one in source.to_pylist() if one["c"] == "a"])
     return table_of([row(1, s="row 10"), row(500, s=None)]) if on == ["s"] else source
 

@@ -27,7 +27,7 @@ CASES: list[tuple[Any, dict[str, Any], str, str]] = [
     ({"d": 0.0}, {"i": sql("k::INT")}, "d = 0", "i = k"),
     ({"s": None}, {"s": sql("c || ':' || k")}, "s is null", "s = c || ':' || k"),
     (dm.ALL, {"m": sql("m * 1.1")}, "true", "m = m * 1.1"),
-    (dm.ALL, {"at": sql("at + interval 1 day")}, "true", "at = at + interval 1 day"),
+    (dm.ALL, {"ts": sql("ts + interval 1 day")}, "true", "ts = ts + interval 1 day"),
     (dm.ALL, {"i": sql("d")}, "false", "i = 1"),  # fails: NaN is no INT
     (sql("i > 3 or d is null"), {"f": True}, "i > 3 or d is null", "f = true"),
     (sql("k % 2 = 0 and c = 'b'"), {"l": [1, 2]}, "k % 2 = 0 and c = 'b'", "l = [1, 2]"),
@@ -36,7 +36,7 @@ CASES: list[tuple[Any, dict[str, Any], str, str]] = [
     (sql("list_contains(l, 3)"), {"b": b"\x00\xff"}, "list_contains(l, 3)", "b = '\\x00\\xFF'::BLOB"),
     (sql("d = 0"), {"s": "zero"}, "d = 0", "s = 'zero'"),
     (sql("day > date '2026-02-01'"), {"day": None}, "day > date '2026-02-01'", "day = NULL"),
-    ({"k": 9}, {"at": NOON}, "k = 9", "at = '2026-01-02 12:00:00+00'"),
+    ({"k": 9}, {"ts": NOON}, "k = 9", "ts = '2026-01-02 12:00:00+00'"),
     (sql("k = 6 and now() > timestamptz '2000-01-01'"), {"m": Decimal("1.25")}, "k = 6", "m = 1.25"),
     ({"k": 1_000}, {"i": 1}, "k = 1000", "i = 1"),
     (sql("false"), {"i": 1}, "false", "i = 1"),
@@ -167,7 +167,7 @@ def test_keyed_tables_refuse_new_keys_and_older_rows(instance: Instance) -> None
 
 def test_a_table_with_a_filter_refuses_updates(instance: Instance) -> None:
     table = instance.create_table(
-        "aging", SCHEMA, properties=dm.TableProperties(filter="age_off(at, 86400000)")
+        "aging", SCHEMA, properties=dm.TableProperties(filter="age_off(ts, 86400000)")
     )
     with pytest.raises(DormouseError, match="filter hides rows"):
         Update(instance._tables.sessions(), {"k": 1}, {"i": 1}).dry_run(table.context)
@@ -209,8 +209,8 @@ def test_only_rows_that_concern_an_update_make_it_run_again(
 def test_a_later_hour_is_one_for_all_rows(instance: Instance) -> None:
     judged = Judged(instance, [row(k) for k in range(3_000)])
     with Edit(judged.table.context.supplier, None) as edit:
-        edit.add(judged.table.context, Update(judged.sessions, dm.ALL, {"at": sql("now()")}))
+        edit.add(judged.table.context, Update(judged.sessions, dm.ALL, {"ts": sql("now()")}))
         edit.commit()
-    times = set(judged.table.query(columns=["at"]).read_all().column("at").to_pylist())
+    times = set(judged.table.query(columns=["ts"]).read_all().column("ts").to_pylist())
     assert len(times) == 1
     assert times.pop() > NOON - timedelta(days=10_000)
