@@ -377,7 +377,7 @@ class _Computation:
             yield
         except InvalidQuery as error:
             names = dict.fromkeys(name for one in self._acting for name in one.values)
-            listed = shown_list(names, COLUMNS_SHOWN)
+            listed = shown_list(list(names), COLUMNS_SHOWN)
             raise InvalidQuery(f"{self._what}: a value of {listed}: {error}") from error
 
     def _check_inserted(self) -> None:
