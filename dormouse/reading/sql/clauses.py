@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import duckdb
@@ -13,7 +14,7 @@ import duckdb
 from dormouse.errors import InvalidQuery
 from dormouse.model.types import Parameters
 from dormouse.reading.sql.conditions import literal_of, text
-from dormouse.reading.sql.constants import UNKNOWN, Node, value_of
+from dormouse.reading.sql.constants import Node, value_of
 from dormouse.reading.sql.parsed import check_reads_no_table
 from dormouse.reading.sql.wanted import PARAMETER, parameter_values
 
@@ -26,10 +27,12 @@ _SPACES = re.compile("[\u00a0\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff]")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: its place in UTF-8, and its text in lower case if it is an unquoted word or a sign, else ""."""
+    """A token of a statement."""
 
     start: int
+    """The place where it begins, in UTF-8."""
     word: str
+    """The text, in lower case, of an unquoted word or a sign; "" for other tokens."""
     name: str = ""
     """The name that the token is, without quotes; "" for no name."""
 
@@ -211,7 +214,9 @@ class Expression:
                 new = names[first]
             elif first in names.values():
                 known = " and ".join(names)
-                raise InvalidQuery(f"unknown table {one.names[0]!r} of column {'.'.join(one.names)}: use {known}")
+                raise InvalidQuery(
+                    f"unknown table {one.names[0]!r} of column {'.'.join(one.names)}: use {known}"
+                )
             else:
                 new = None
             if new is None or (new.lower() == first and len(one.names) > 1):
@@ -271,14 +276,14 @@ def _expressions(value: Any) -> Iterator[Expression]:
             yield from _expressions(getattr(value, one.name))
 
 
-def _replaced(value: Any, found: Iterator[Expression]) -> Any:
+def _replaced(value: Any, others: Iterator[Expression]) -> Any:
     """Returns a value with other expressions, which are in the order of `_expressions`."""
     if isinstance(value, Expression):
-        return next(found)
+        return next(others)
     if isinstance(value, tuple):
-        return tuple(_replaced(item, found) for item in value)
+        return tuple(_replaced(item, others) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {one.name: _replaced(getattr(value, one.name), found) for one in fields(value)}
+        changed = {one.name: _replaced(getattr(value, one.name), others) for one in fields(value)}
         return replace(value, **changed)
     return value
 
@@ -319,7 +324,7 @@ _SIGNS = {
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def _comparisons(node: Node) -> tuple[Comparison, ...] | None:
+def _comparisons(node: Node) -> tuple[Comparison, ...] | None:  # noqa: PLR0911 one a kind
     """Returns the comparisons whose conjunction a node is; None if it is something else."""
     match node:
         case {"type": "CONJUNCTION_AND", "children": parts}:
@@ -340,8 +345,8 @@ def _comparisons(node: Node) -> tuple[Comparison, ...] | None:
     return None
 
 
-def _compared(one: Node, sign: str, items: Sequence[Node]) -> tuple[Comparison, ...] | None:
-    column, constants = _column(one), [_constant(item) for item in items]
+def _compared(side: Node, sign: str, items: Sequence[Node]) -> tuple[Comparison, ...] | None:
+    column, constants = _column(side), [_constant(item) for item in items]
     if column is None or None in constants:
         return None
     return (Comparison(column, sign, tuple(filter(None, constants))),)
@@ -372,7 +377,7 @@ def with_plain_spaces(statement: str) -> str:
     raw, found = statement.encode(), []
     tokens = [*duckdb.tokenize(statement), (len(raw), None)]
     found.append(raw[: tokens[0][0]].decode())
-    for (start, kind), (end, _) in zip(tokens, tokens[1:], strict=False):
+    for (start, kind), (end, _) in pairwise(tokens):
         part = raw[start:end].decode()
         is_quoted = kind == duckdb.token_type.string_const or part.startswith('"')
         found.append(part if is_quoted else _SPACES.sub(" ", part))

@@ -128,6 +128,7 @@ _LISTS = {'"tables"', "__show_tables_expanded"}
 _ANALYZES = ("analyze", "analyse")
 WRITING = ("insert", "update", "delete", "truncate", "merge")
 """The first words of statements that change rows of tables."""
+READS_RUN = "instance.sql and 'dormouse sql' without --write run it"
 RUNS = "instance.execute and --write run INSERT, UPDATE, DELETE, TRUNCATE and MERGE INTO"
 _READERS = {
     "(", "desc", "describe", "from", "pivot", "pivot_longer", "pivot_wider", "select", "show", "summarize",
@@ -355,7 +356,7 @@ def _unexplained(
 def refusal_to_write(kind: str) -> InvalidQuery:
     """Returns the error for a statement of another kind, its first word, where one that writes is wanted."""
     if kind in _READERS or kind == "explain":
-        return InvalidQuery(f"{RUNS}; not {kind.upper()}: instance.sql and 'dormouse sql' without --write run it")
+        return InvalidQuery(f"{RUNS}; not {kind.upper()}: {READS_RUN}")
     instead = _INSTEAD.get(kind)
     return InvalidQuery(f"{RUNS}; not {kind.upper()}" + (f": {instead}" if instead else ""))
 

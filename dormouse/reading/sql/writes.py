@@ -25,7 +25,14 @@ from dormouse.reading.sql.clauses import (
     with_literals,
     with_plain_spaces,
 )
-from dormouse.reading.sql.parsed import RUNS, WRITING, checked_words, refusal_to_write, statement_kind
+from dormouse.reading.sql.parsed import (
+    READS_RUN,
+    RUNS,
+    WRITING,
+    checked_words,
+    refusal_to_write,
+    statement_kind,
+)
 from dormouse.reading.sql.results import syntax_error
 
 Kind = Literal["insert", "update", "delete", "merge"]
@@ -137,7 +144,8 @@ class Merge:
 
 Written: TypeAlias = Insert | Update | Delete | Merge
 VALUES = (
-    Target, Assignment, Conflict, Query, Insert, Update, Delete, Clause, Merge, Expression, Reference, Comparison,
+    Target, Assignment, Conflict, Query, Insert, Update, Delete, Clause, Merge, Expression, Reference,
+    Comparison,
 )  # fmt: skip
 """The classes of a parsed statement."""
 
@@ -177,7 +185,7 @@ class _Parser(Scanner):
             raise InvalidQuery(
                 f"WITH … {verb.upper()} is not supported: WITH goes before INSERT and MERGE INTO; {_ADVICE}"
                 if verb in WRITING
-                else f"{RUNS}; not WITH … {verb.upper()}: instance.sql and 'dormouse sql' without --write run it"
+                else f"{RUNS}; not WITH … {verb.upper()}: {READS_RUN}"
             )
         self.at += 1
         read = {
@@ -217,7 +225,9 @@ class _Parser(Scanner):
             if table.lower() != "main" or self.word(1) == ".":
                 raise InvalidQuery(f"there is no schema {table!r}: use the name of the table alone")
             table = self.name("the name of a table")
-        if self.takes("as") or (alias and not self.is_at_end and self.word() not in (*before_alias, "returning")):
+        if self.takes("as") or (
+            alias and not self.is_at_end and self.word() not in (*before_alias, "returning")
+        ):
             return Target(table, self.name("an alias"))
         return Target(table, table)
 
@@ -234,7 +244,9 @@ class _Parser(Scanner):
         if columns is not None:
             _check_once(columns)
             if by_name:
-                raise InvalidQuery("INSERT BY NAME takes the names of the query's columns: leave the list out")
+                raise InvalidQuery(
+                    "INSERT BY NAME takes the names of the query's columns: leave the list out"
+                )
         if self.sees("default", "values"):
             raise InvalidQuery("DEFAULT VALUES gives no value of the keys, which are never null: name them")
         if self.sees("overriding"):
@@ -317,7 +329,11 @@ class _Parser(Scanner):
 
     def _condition(self, word: str, *ends: str) -> Expression | None:
         """Moves past a word and the condition after it. Returns None if the word does not follow."""
-        return Expression(self.until(lambda: self.keyword() in {*ends, "returning"})) if self.takes(word) else None
+        return (
+            Expression(self.until(lambda: self.keyword() in {*ends, "returning"}))
+            if self.takes(word)
+            else None
+        )
 
     def _sets(self) -> tuple[Assignment, ...]:
         """Moves past the assignments after SET."""
@@ -344,7 +360,7 @@ class _Parser(Scanner):
 
     def _value(self) -> Expression | None:
         """Moves past a value; returns None for DEFAULT."""
-        text = self.until(lambda: self._ends_value())
+        text = self.until(self._ends_value)
         return None if text.strip().lower() == "default" else Expression(text)
 
     def _ends_value(self) -> bool:
@@ -408,7 +424,9 @@ class _Parser(Scanner):
             return Clause(of, "delete", condition)
         if self.takes("error"):
             is_bare = self.is_at_end or self.word() in {"when", "returning"}
-            message = None if is_bare else Expression(self.until(lambda: self.keyword() in {"when", "returning"}))
+            message = (
+                None if is_bare else Expression(self.until(lambda: self.keyword() in {"when", "returning"}))
+            )
             return Clause(of, "error", condition, message=message)
         if self.takes("update"):
             if of == "not matched":
