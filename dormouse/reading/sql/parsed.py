@@ -358,7 +358,7 @@ def refusal_to_write(kind: str) -> InvalidQuery:
     if kind in _READERS or kind == "explain":
         return InvalidQuery(f"{RUNS}; not {kind.upper()}: {READS_RUN}")
     instead = _INSTEAD.get(kind)
-    return InvalidQuery(f"{RUNS}; not {kind.upper()}" + (f": {instead}" if instead else ""))
+    return InvalidQuery(f"{RUNS}; not {kind.upper() or 'a name'}" + (f": {instead}" if instead else ""))
 
 
 def check_reads_no_table(connection: duckdb.DuckDBPyConnection, select: str) -> None:
