@@ -151,7 +151,8 @@ class _Bound:
         if not self._is_keyed:
             return self._load(self._table.ingest, rows)
         if conflict is None:
-            return self._merged("insert", Sql(rows), keys, [self._refusal(keys), inserted])
+            # no row matches, so that a key which the table has is refused, as one that is given twice
+            return self._merged("insert", Sql(rows), Sql("false"), [inserted])
         if conflict.action == "nothing":
             return self._merged("insert", Sql(rows), keys, [inserted])
         if conflict.action == "replace" or _replaces(conflict.sets, conflict.condition, names, keys):
@@ -236,29 +237,17 @@ class _Bound:
         nulls = ", ".join(["NULL"] * len(columns))
         # the union fails if the query has another number of columns
         given = f"({self._with_defaults(statement.query, columns)}) UNION ALL SELECT {nulls} WHERE false"
-        rows = f"SELECT {casts} FROM ({given}) AS given({', '.join(names)})"
-        if self._is_keyed and (statement.conflict is None or statement.conflict.action != "replace"):
-            keys = ", ".join(quoted(name) for name in self._schema.row_key_names)
-            taken = (
-                f"'the statement has several rows with the key ' || {_text_of(self._schema.row_key_names)}"
-            )
-            rows = (
-                f"SELECT * FROM ({rows}) QUALIFY count(*) OVER (PARTITION BY {keys}) = 1 OR {_error(taken)}"
-            )
-        return f"{statement.query.prefix} {rows}"
+        return f"{statement.query.prefix} SELECT {casts} FROM ({given}) AS given({', '.join(names)})"
 
     def _with_defaults(self, query: Query, columns: Sequence[Field]) -> str:
         """Returns the text of a query with the default of a column in place of each DEFAULT."""
         raw = query.text.encode()
         for place, number in sorted(query.defaults, reverse=True):
             default = self._schema.default(columns[number].name) if number < len(columns) else None
+            if isinstance(default, dict | list):
+                raise InvalidQuery(f"DEFAULT of column {columns[number].name!r}: leave the column out")
             raw = raw[:place] + literal_of(default).encode() + raw[place + len("default") :]
         return raw.decode()
-
-    def _refusal(self, keys: Sequence[str]) -> WhenMatched:
-        """Returns the clause that fails for a row whose key the table has."""
-        what = text(f"table {self._name!r} has a row with this key already, so INSERT OR REPLACE it: ")
-        return WhenMatched(_error(f"{what} || {_text_of(keys, S)}"))
 
     def _on(self, statement: Merge, names: Mapping[str, str]) -> tuple[list[str] | Sql, dict[str, str]]:
         """Returns the condition of a MERGE, and pairs of equal columns of the table and the source."""
@@ -329,7 +318,7 @@ def _when(
     if clause.action == "error":
         said = text(f"MERGE INTO found a row that is {clause.of.upper()}")
         message = said if clause.message is None else clause.message.called(names)
-        condition = f"CASE WHEN ({condition or 'true'}) THEN {_error(f'({message})')} ELSE false END"
+        condition = f"CASE WHEN ({condition or 'true'}) THEN CAST(error({message}) AS BOOLEAN) ELSE false END"
     done: dict[str, Any] = {}
     if clause.action in {"update", "insert"}:
         done[clause.action] = (
@@ -385,14 +374,3 @@ def _column(schema: Schema, name: str) -> Field:
     if name not in found and len(found) != 1:
         raise unknown("column", name, schema.names)
     return schema.field(name if name in found else found[0])
-
-
-def _error(message: str) -> str:
-    """Returns a condition that fails with a message, which is an SQL expression."""
-    return f"CAST(error({message}) AS BOOLEAN)"
-
-
-def _text_of(names: Iterable[str], rows: str | None = None) -> str:
-    """Returns an SQL expression of the text of some columns."""
-    prefix = "" if rows is None else f"{rows}."
-    return "concat_ws(', ', " + ", ".join(f"{prefix}{quoted(name)}" for name in names) + ")"

@@ -217,7 +217,7 @@ _WHEN = dict(REFUSALS.values()) | {
     "page of another site.",
     404: "The table or job does not exist.",
     409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
-    "or request.",
+    "or request. Or other commits changed the rows of a statement each time before it could commit.",
     410: "The job's result, the page of a query, or the requested moment is past its retention.",
     413: "The body or the answer is larger than allowed.",
     429: "Too many queries run at once; try again later.",

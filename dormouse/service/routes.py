@@ -309,7 +309,7 @@ def routes_of(verbs: Iterable[Verb]) -> APIRouter:
             description=more.strip() + ("" if http.answer else _STREAMED),
             response_model=http.answer,
             response_class=JSONResponse if http.answer else Response,
-            responses=DOCUMENTS if http.answer else STREAMS,
+            responses=(DOCUMENTS if http.answer else STREAMS) | (problems(409) if verb.changes else {}),
         )
     return router
 
