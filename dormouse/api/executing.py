@@ -120,14 +120,17 @@ class _Bound:
 
     def delete(self, statement: Delete) -> ExecuteReport:
         where = self._where(statement.target, statement.where)
+        if isinstance(where, Sql):
+            none, never = Sql("SELECT 1 AS none WHERE false"), Sql("false")
+            return self._merged("delete", none, never, [WhenNotMatchedBySource(where, delete=True)])
         if self._how.dry_run:
             rows = self._table.delete(where, dry_run=True).rows
             return ExecuteReport("delete", self._name, self._how.edit_id, 0, 0, rows, 1, applied=False)
         with self._instance.transaction(self._how.edit_id, attempts_max=self._how.attempts_max) as tx:
             tx.delete(self._name, where)
         applied = tx.applied is True
-        counted = None if applied and not isinstance(where, Sql) else 0
-        return ExecuteReport("delete", self._name, tx.transaction_id, 0, 0, counted, tx.attempts, applied)
+        rows = None if applied else 0
+        return ExecuteReport("delete", self._name, tx.transaction_id, 0, 0, rows, tx.attempts, applied)
 
     def insert(self, statement: Insert) -> ExecuteReport:
         try:
