@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dormouse.api.table import Table
 from dormouse.api.tables import Tables
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidInput, InvalidQuery
@@ -30,12 +31,13 @@ from dormouse.reading.where import ALL, unknown
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
-    from dormouse.api.table import Table
     from dormouse.model.types import Parameters
     from dormouse.reading.sql.engine import Sessions
 
 T, S = "t", "s"
 """The names of the table and of the source in the expressions of `Table.update` and `Table.merge_into`."""
+_IS_THERE = "'on' must match it"
+"""The advice of `Table.merge_into` for a key that the table has."""
 _COLUMNS_DIFFER = "same number of result columns"
 """A part of DuckDB's error for the union of queries with different numbers of columns."""
 
@@ -56,14 +58,19 @@ def execute(
     parameters: Parameters | None,
     how: How,
     sessions: Sessions | None = None,
+    interruption: Interruption | None = None,
 ) -> ExecuteReport:
     """Runs one statement that writes; see `Instance.execute`."""
-    session = (sessions or tables.sessions())(Interruption())
+    opened = sessions or tables.sessions()
+    end = interruption or Interruption()
+    if sessions is not None or interruption is not None:
+        tables = tables.running_in(lambda _: opened(end))
+    session = opened(end)
     try:
         found = session.written(statement, checked_parameters(parameters))
     finally:
         session.close()
-    table = instance.table(table_named(found.target.table, tables.named()))
+    table = Table(instance.table(table_named(found.target.table, tables.named())).context, tables)
     context = table.context
     check_not_edited(
         context.table.name, context.properties, "use row_table(…).change or 'dormouse rows change'"
@@ -135,13 +142,14 @@ class _Bound:
     def insert(self, statement: Insert) -> ExecuteReport:
         try:
             return self._inserted(statement)
-        except InvalidQuery as error:
-            if _COLUMNS_DIFFER not in str(error):
-                raise
-            raise InvalidQuery(
-                f"the rows have another number of columns than INSERT gives to table {self._name!r}: name "
-                "its columns in parentheses after it"
-            ) from None
+        except InvalidInput as error:
+            if _COLUMNS_DIFFER in str(error):
+                raise InvalidQuery(
+                    f"the rows have another number of columns than INSERT gives to table {self._name!r}: name "
+                    "its columns in parentheses after it"
+                ) from None
+            error.args = (str(error).replace(_IS_THERE, "INSERT OR REPLACE replaces it"),)
+            raise
 
     def _inserted(self, statement: Insert) -> ExecuteReport:
         conflict = statement.conflict
@@ -319,24 +327,28 @@ def _when(
     """Returns a clause as `Table.merge_into` takes it; `all_columns` returns those of UPDATE or INSERT *."""
     condition = _condition(clause.condition, names)
     if clause.action == "error":
-        said = text(f"MERGE INTO found a row that is {clause.of.upper()}")
-        message = said if clause.message is None else clause.message.called(names)
-        condition = f"CASE WHEN ({condition or 'true'}) THEN CAST(error({message}) AS BOOLEAN) ELSE false END"
-    done: dict[str, Any] = {}
+        # the action is never reached, but without one the clause would not be looked at
+        condition = _failing(clause, condition, names)
+    is_insert = clause.of == "not matched"
     if clause.action in {"update", "insert"}:
-        done[clause.action] = (
-            all_columns(clause)
-            if clause.star
-            else _values(schema, clause.sets, names, is_insert=clause.action == "insert")
+        sets = (
+            all_columns(clause) if clause.star else _values(schema, clause.sets, names, is_insert=is_insert)
         )
-    elif clause.action == "delete":
-        done["delete"] = True
-    kind = {
-        "matched": WhenMatched,
-        "not matched": WhenNotMatched,
-        "not matched by source": WhenNotMatchedBySource,
-    }[clause.of]
-    return kind(condition, **done)
+    else:
+        sets = {schema.key_names[0]: Sql("NULL")}
+    if is_insert:
+        return WhenNotMatched(condition, None if clause.action == "nothing" else sets)
+    kind = WhenMatched if clause.of == "matched" else WhenNotMatchedBySource
+    if clause.action == "update":
+        return kind(condition, sets)
+    return kind(condition, delete=clause.action != "nothing")
+
+
+def _failing(clause: Clause, condition: str | None, names: Mapping[str, str]) -> str:
+    """Returns the condition of a clause with ERROR, which fails for a row that meets `condition`."""
+    said = text(f"MERGE INTO found a row that is {clause.of.upper()}")
+    message = said if clause.message is None else clause.message.called(names)
+    return f"CASE WHEN ({condition or 'true'}) THEN CAST(error({message}) AS BOOLEAN) ELSE false END"
 
 
 def _values(

@@ -259,6 +259,7 @@ class Instance(Upkeep):
         edit_id: str | None = None,
         dry_run: bool = False,
         attempts_max: int = 5,
+        interruption: Interruption | None = None,
         sessions: Sessions | None = None,
     ) -> edits.ExecuteReport:
         """Runs one INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO, in DuckDB's dialect, all or nothing.
@@ -267,7 +268,8 @@ class Instance(Upkeep):
         instance's tables may feed INSERT and MERGE INTO. INSERT of a key that a keyed table has is refused;
         INSERT OR REPLACE and ON CONFLICT are for keyed tables. `parameters` are a list for `$1`, `$2`, … or
         `?`, or a dict for `$name`. A second call with the same `edit_id` changes nothing. `dry_run` only
-        counts. `sessions` are the processes that parse the statement, by default this one.
+        counts. `sessions` are the processes that run it, by default this one. Another thread ends it with
+        `interruption.set()`, unless it is committing.
 
         Raises `InvalidQuery` for any other statement, and the errors of these calls: `EditConflict` after
         `attempts_max` computations, `AmbiguousRows`, `InvalidData`, `NotARowTable`.
@@ -276,9 +278,8 @@ class Instance(Upkeep):
 
         if not dry_run:
             self._check_writable()
-        return execute(
-            self, self._tables, statement, parameters, How(edit_id, dry_run, attempts_max), sessions
-        )
+        how = How(edit_id, dry_run, attempts_max)
+        return execute(self, self._tables, statement, parameters, how, sessions, interruption)
 
     def merge_clauses(self, table: str, texts: Iterable[str]) -> list[edits.When]:
         """Returns the clauses of `Table.merge_into` from texts like "matched and s.gone then delete".

@@ -88,7 +88,7 @@ class Executed(Document):
 
 
 def _execute(instance: Instance, request: ExecuteRequest, call: Call) -> Any:
-    return instance.execute(**options(request), sessions=call.sessions)
+    return instance.execute(**options(request), interruption=call.interruption, sessions=call.sessions)
 
 
 EXECUTE = Verb(
