@@ -132,7 +132,7 @@ class _Bound:
             return self._merged("delete", none, never, [WhenNotMatchedBySource(where, delete=True)])
         if self._how.dry_run:
             rows = self._table.delete(where, dry_run=True).rows
-            return ExecuteReport("delete", self._name, self._how.edit_id, 0, 0, rows, 1, applied=False)
+            return ExecuteReport("delete", self._name, None, 0, 0, rows, 1, applied=False)
         with self._instance.transaction(self._how.edit_id, attempts_max=self._how.attempts_max) as tx:
             tx.delete(self._name, where)
         applied = tx.applied is True
@@ -145,8 +145,8 @@ class _Bound:
         except InvalidInput as error:
             if _COLUMNS_DIFFER in str(error):
                 raise InvalidQuery(
-                    f"the rows have another number of columns than INSERT gives to table {self._name!r}: name "
-                    "its columns in parentheses after it"
+                    f"the rows have another number of columns than INSERT gives to table {self._name!r}: "
+                    "name its columns in parentheses after it"
                 ) from None
             error.args = (str(error).replace(_IS_THERE, "INSERT OR REPLACE replaces it"),)
             raise
@@ -195,7 +195,7 @@ class _Bound:
         reader = self._tables.sql(rows)
         if self._how.dry_run:
             count = sum(batch.num_rows for batch in reader)
-            return ExecuteReport("insert", self._name, self._how.edit_id, count, 0, 0, 1, applied=False)
+            return ExecuteReport("insert", self._name, None, count, 0, 0, 1, applied=False)
         report = load(reader, ingest_id=self._how.edit_id)
         rows_added = report.rows if report.applied else 0
         return ExecuteReport("insert", self._name, report.ingest_id, rows_added, 0, 0, 1, report.applied)

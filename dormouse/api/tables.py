@@ -323,7 +323,7 @@ class Tables:
         return self._closed.is_set()
 
     def sessions(self) -> Sessions:
-        """Returns a function that opens a session for a statement: in this process, or `running_in` others."""
+        """Returns a function that opens a session for a statement: here, or as `running_in` says."""
         if self._closed.is_set():
             raise InstanceError("the instance is closed")
         return self._given_sessions or self._engine.session

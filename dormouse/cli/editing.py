@@ -111,7 +111,7 @@ def shown(report: ExecuteReport) -> str:
 def _done(report: Any, would: str, done: str) -> str:
     if report.applied:
         return f"{done} ({plural(report.attempts, 'attempt')})" if report.attempts > 1 else done
-    is_repeated = report.edit_id is not None and report.attempts == 0
+    is_repeated = report.edit_id is not None  # a dry run has no id
     return (
         f"nothing was changed: the id {report.edit_id!r} was used before" if is_repeated else f"would {would}"
     )

@@ -126,8 +126,8 @@ class ExecuteReport:
 
     `statement` is "insert", "update", "delete" or "merge". `inserted` also counts the rows that INSERT OR
     REPLACE replaced. `deleted` is None if the rows were not read, because a condition on columns describes
-    them. `applied` is False after a dry run, and when an earlier edit with the same id was applied. Then
-    the numbers are 0.
+    them. `applied` is False after a dry run, which has no id, and when an earlier edit with the same id
+    was applied. Then the numbers are 0.
     """
 
     statement: str
