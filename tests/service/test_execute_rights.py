@@ -52,7 +52,7 @@ def execute(url: str, token: str, statement: str, **more: Any) -> tuple[int, Row
     found = http_post(
         f"{url}/v1/execute",
         json={"statement": statement, **more},
-        headers={"authorization": f"Bearer {token}"},
+        headers={"authorization": f"Bearer {token}"} if token else {},
         timeout=60,
     )
     return found.status_code, found.json()
