@@ -140,6 +140,22 @@ def test_statements_are_parsed_in_a_worker(instance: Instance) -> None:
             client.execute("copy t to '/tmp/x'")
 
 
+def test_statements_run_in_the_only_worker(instance: Instance) -> None:
+    """A statement reads a source and the table, one after the other: no part of it waits for another."""
+    with serving(instance, job_threads=0, sql_workers=1) as url, connect(url) as client:
+        before = rows(instance)
+        client.execute("insert into t select k + 70, v from t where k = 1")
+        assert client.execute("update t set v = v || '!' where k > 70 or v is null").updated == 1
+        merged = client.execute(
+            "merge into t using (select k + 70 as k, 'x' as v from t where k < 3 union all select 72, 'y') s "
+            "using (k) when matched then update set v = t.v || s.v when not matched then insert by name"
+        )
+        assert (merged.updated, merged.inserted) == (1, 1)
+        assert {row["k"]: row["v"] for row in rows(instance) if row["k"] > 70} == {71: "old!x", 72: "y"}
+        assert client.execute("delete from t where k > 70 and v is not null").deleted == 2
+    assert rows(instance) == before
+
+
 def test_limits_apply_to_statements(instance: Instance) -> None:
     with serving(instance, job_threads=0, body_bytes_max=1_000) as url:
         assert execute(url, "", f"delete from t where v = '{'x' * 2_000}'")[0] == 413
