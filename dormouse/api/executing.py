@@ -203,10 +203,11 @@ class _Bound:
         rows_added = report.rows if report.applied else 0
         return ExecuteReport("insert", self._name, report.ingest_id, rows_added, 0, 0, 1, report.applied)
 
-    def _report(self, kind: str, report: Any, **counts: int) -> ExecuteReport:
-        done = {"inserted": 0, "updated": 0, "deleted": 0, **counts}
-        ends = {"attempts": report.attempts, "applied": report.applied}
-        return ExecuteReport(kind, self._name, report.edit_id, **done, **ends)
+    def _report(
+        self, kind: str, report: Any, *, inserted: int = 0, updated: int = 0, deleted: int = 0
+    ) -> ExecuteReport:
+        counts = inserted, updated, deleted
+        return ExecuteReport(kind, self._name, report.edit_id, *counts, report.attempts, report.applied)
 
     def _where(self, target: Target, expression: Expression | None) -> Any:
         if expression is None:

@@ -25,7 +25,6 @@ from dormouse.cli.output import (
 from dormouse.cli.parsing import parse_moment, parse_where, read_text
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
-from dormouse.model.edits import Sql
 from dormouse.model.table import Engine
 from dormouse.verbs.reading import ChangesRequest, QueryRequest, StatementRequest
 from dormouse.verbs.verb import options
@@ -75,7 +74,7 @@ def sql(
     request: StatementRequest,
     statement: Annotated[str | None, "A SELECT over the tables, by name; - reads it from stdin."] = None,
     /,
-    write: Annotated[bool, "Run an INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO instead."] = False,
+    write_: Annotated[bool, "Run an INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO instead."] = False,
     dry_run: Annotated[bool, "With --write: count the rows that would change, and change nothing."] = False,
     edit_id: Annotated[str | None, "With --write: an id; the same id again changes nothing."] = None,
     file: Annotated[Path | None, "A file with the statement."] = None,
@@ -93,7 +92,7 @@ def sql(
         raise InvalidInput("give a statement, - to read it from stdin, or --file FILE")
     text = str(statement) if file is None and statement != "-" else read_text(file or Path("-"))
     given = options(request)
-    if write:
+    if write_:
         if (
             explain
             or limit is not None
@@ -300,17 +299,13 @@ def check_said(verb: str, where: list[str] | None, all: bool, where_sql: str | N
         raise InvalidInput(f"give --where to choose the rows to {verb}, or --all for all of them")
 
 
-def rows_to_go(
-    of: Table, table: str, where: list[str] | None, where_sql: str | None = None
-) -> tuple[DeleteWhere | Sql, str]:
+def rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
     """Returns the condition of the rows to change, and a description of these rows for a question.
 
     Without conditions, these are all rows.
     """
     from dormouse.reading.where import ALL
 
-    if where_sql is not None:
-        return Sql(where_sql), f"the rows of table {table} where {where_sql}"
     if not where:
         return ALL, f"all rows of table {table}"
     return parse_where(of.schema, where), f"the rows of table {table} with {' '.join(where)}"

@@ -18,6 +18,7 @@ from dormouse.verbs.verb import options
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
     from dormouse.api.table import Table
+    from dormouse.reading.where import DeleteWhere
 
 app = group()
 
@@ -42,7 +43,10 @@ def update(
         raise InvalidInput("give --set column=value or --set-sql column=expression")
     with session.open(read_only=request.dry_run) as instance:
         of = instance.table(request.table)
-        condition, what = rows_to_go(of, request.table, where, where_sql)
+        condition: DeleteWhere | Sql
+        condition, what = rows_to_go(of, request.table, where)
+        if where_sql is not None:
+            condition, what = Sql(where_sql), f"the rows of table {request.table} where {where_sql}"
         values = _values(of, set_ or [], set_sql or [])
         ask(request.dry_run or yes, f"update {what}", done="updated")
         with progress(f"update rows of {request.table}", unit="rows") as moved:
@@ -128,15 +132,18 @@ def _values(of: Table, texts: list[str], expressions: list[str]) -> dict[str, An
     """Returns the new values of columns, by their names. Raises `InvalidInput` for a text without `=`."""
     found: dict[str, Any] = {}
     schema = of.schema
-    for name, text in (
-        *map(_divided, texts),
-        *((name, Sql(text)) for name, text in map(_divided, expressions)),
-    ):
-        if name in found:
-            raise InvalidInput(f"column {name!r} is set twice")
-        is_text = isinstance(text, str) and name in schema
-        found[name] = value_of_text(schema.field(name), text) if is_text else text
+    for name, text in map(_divided, texts):
+        _check_new(found, name)
+        found[name] = value_of_text(schema.field(name), text) if name in schema else text
+    for name, text in map(_divided, expressions):
+        _check_new(found, name)
+        found[name] = Sql(text)
     return found
+
+
+def _check_new(values: dict[str, Any], name: str) -> None:
+    if name in values:
+        raise InvalidInput(f"column {name!r} is set twice")
 
 
 def _divided(text: str) -> tuple[str, str]:

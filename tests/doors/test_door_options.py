@@ -41,7 +41,7 @@ OF_ONE_DOOR = {
 OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
 OF_DATA = dict.fromkeys(("paths", "frame", "type", *TextFormat.model_fields), "data")
 OTHERWISE: dict[str, dict[str, str]] = {
-    "sql": dict.fromkeys(("file", "limit", "write", "dry_run", "edit_id"), "statement"),
+    "sql": dict.fromkeys(("file", "limit", "write_", "dry_run", "edit_id"), "statement"),
     "ingest": OF_DATA,
     "upsert": OF_DATA,
     "delete": {"all": "where"},

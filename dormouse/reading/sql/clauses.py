@@ -120,7 +120,8 @@ class Scanner:
 
         Returns the text before it. Raises `InvalidQuery` if it is empty, or brackets do not match.
         """
-        first, closing = self.at, []
+        closing: list[str] = []
+        first = self.at
         while not self.is_at_end:
             word = self.keyword()
             if not closing and (ends() or word in OPENING.values()):
@@ -243,7 +244,8 @@ def checked(connection: duckdb.DuckDBPyConnection, statement: T) -> T:
     listed = list(_expressions(statement))
     if not listed:
         return statement
-    select, starts = b"SELECT ", []
+    select = b"SELECT "
+    starts: list[int] = []
     for one in listed:
         select += b"," * bool(starts) + b"(\n"
         starts.append(len(select))

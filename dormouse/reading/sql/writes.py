@@ -190,19 +190,21 @@ class _Parser(Scanner):
                 else f"{RUNS}; not WITH … {verb.upper()}: {READS_RUN}"
             )
         self.at += 1
-        read = {
-            "insert": lambda: self._insert(prefix),
-            "merge": lambda: self._merge(prefix),
-            "update": self._update,
-            "delete": self._delete,
-            "truncate": self._truncate,
-        }[verb]
-        found: Written = read()
+        statement = self._after(verb, prefix)
         if self.sees("returning"):
             raise InvalidQuery(_RETURNING)
         if not self.is_at_end:
             raise self.unread("this is not supported here")
-        return found
+        return statement
+
+    def _after(self, verb: str, prefix: str) -> Written:
+        if verb == "insert":
+            return self._insert(prefix)
+        if verb == "merge":
+            return self._merge(prefix)
+        if verb == "update":
+            return self._update()
+        return self._delete() if verb == "delete" else self._truncate()
 
     def _prefix(self) -> str:
         """Moves past WITH and its queries, and returns their text; "" without one."""
@@ -372,7 +374,8 @@ class _Parser(Scanner):
         target = self._target("using")
         self.needs("using")
         query, source = self._source(prefix)
-        on, using = None, ()
+        on: Expression | None = None
+        using: tuple[str, ...] = ()
         if self.takes("using"):
             using = self.names("a column")
         else:
