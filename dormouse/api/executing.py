@@ -167,10 +167,7 @@ class _Bound:
         if conflict.action == "nothing":
             return self._merged("insert", Sql(rows), keys, [inserted])
         if conflict.action == "replace" or _replaces(conflict.sets, conflict.condition, names, keys):
-            if len(names) == len(self._schema.names):
-                return self._load(self._table.upsert, rows)
-            others = [name for name in names if name not in keys]
-            return self._merged("insert", Sql(rows), keys, [WhenMatched(update=others or None), inserted])
+            return self._load(self._table.upsert, rows)
         names_of = {statement.target.alias.lower(): T, "excluded": S}
         bare = dict.fromkeys(map(str.lower, self._schema.names), T)
         changed = WhenMatched(

@@ -95,15 +95,17 @@ def replace(
 ) -> None:
     check_said("replace", where, all)
     files = given_files(paths, type, how, with_types=False)
-    with session.open() as instance:
+    with session.open(read_only=request.dry_run) as instance:
         of = instance.table(request.table)
         condition, what = rows_to_go(of, request.table, where)
-        ask(yes, f"replace {what}", done="replaced")
+        ask(request.dry_run or yes, f"replace {what}", done="replaced")
         with progress(f"replace rows of {request.table}", unit="rows") as moved:
             report = of.replace(condition, files, **options(request, "table"), progress=moved)
-    done = f"replaced {what} by {plural(report.rows, 'row')}"
+    added = plural(report.inserted, "row")
+    would = f"would replace {plural(report.deleted or 0, 'row')} of table {request.table} by {added}"
     again = f"nothing was replaced: the id {report.ingest_id!r} was used before"
-    session.show(report, done if report.applied else again)
+    refused = would if request.dry_run else again
+    session.show(report, f"replaced {what} by {added}" if report.applied else refused)
 
 
 def shown(report: ExecuteReport) -> str:

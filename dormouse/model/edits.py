@@ -120,6 +120,7 @@ class MergeReport:
         inserted, updated, deleted = (counts.get(kind, 0) for kind in ("inserted", "updated", "deleted"))
         return MergeReport(edit_id, inserted, updated, deleted, attempts, applied)
 
+
 @dataclass(frozen=True, slots=True)
 class ExecuteReport:
     """The rows that a statement changed, or would change, and how often they were computed.

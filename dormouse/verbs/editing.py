@@ -69,6 +69,9 @@ class ReplaceRequest(OfTable):
     ingest_id: str | None = None
     """An id of your choice for this load; loading again with the same id changes nothing."""
 
+    dry_run: bool = False
+    """Count the rows that would be deleted and added, and change nothing."""
+
 
 class Executed(Document):
     """The rows that a statement changed, or would change.

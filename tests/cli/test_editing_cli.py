@@ -93,18 +93,15 @@ def test_a_command_changes_rows(
     assert values(instance) == after
 
 
-@pytest.mark.parametrize(
-    ("said", "out", "after"),
-    [case for case in CHANGES if case[0][0] != "replace"],
-    ids=lambda case: str(case)[:60],
-)
+@pytest.mark.parametrize(("said", "out", "after"), CHANGES, ids=lambda case: str(case)[:60])
 def test_a_dry_run_counts_and_changes_nothing(
     cli: Cli, instance: Instance, said: list[str], out: str, after: dict[int, Any]
 ) -> None:
     code, shown, err = cli(*said, "--dry-run", "--json")
     assert (code, err) == (0, "")
     report = json.loads(shown)
-    counts = list(map(int, re.findall(r"\b(\d+) rows? ", out))) or [len(BEFORE) - len(after)]
+    counts = [2, 3] if said[0] == "replace" else list(map(int, re.findall(r"\b(\d+) rows? ", out)))
+    counts = counts or [len(BEFORE) - len(after)]
     assert sum(report.get(name) or 0 for name in ("rows", "inserted", "updated", "deleted")) == sum(counts)
     assert not report["applied"]
     assert cli(*said, "--dry-run")[1].startswith("would ")
