@@ -230,7 +230,7 @@ def test_a_bad_statement_is_refused_in_one_line_and_changes_nothing(
     pair: Pair, statement: str, reason: str
 ) -> None:
     before = pair.rows
-    with pytest.raises(InvalidInput) as failed:
+    with pytest.raises(DormouseError) as failed:
         pair.instance.execute(statement)
     assert reason in str(failed.value) and "\n" not in str(failed.value)
     assert pair.rows == before
@@ -247,7 +247,7 @@ def test_a_bad_statement_is_refused_in_one_line_and_changes_nothing(
 )
 def test_a_key_of_a_keyed_table_has_one_row(keyed: Pair, statement: str, reason: str) -> None:
     before = keyed.rows
-    with pytest.raises(InvalidInput, match=reason):
+    with pytest.raises(DormouseError, match=reason):
         keyed.instance.execute(statement)
     assert keyed.rows == before
 
