@@ -70,6 +70,7 @@ class Tables:
     reports: RoundReports = field(repr=False, compare=False)
     check_writable: Callable[[], None] = field(repr=False, compare=False)
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
+    _given_sessions: Sessions | None = field(default=None, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
         """Returns the services of a table."""
@@ -173,6 +174,20 @@ class Tables:
             context = add_missing(context, missing)
         return data, context
 
+    def partial(self, context: TableContext, data: Any, engine: str) -> tuple[Any, bool]:
+        """Returns the data to load, and whether it lacks value columns of the table.
+
+        Reading its columns may begin a stream.
+        """
+        from dormouse.sources import infer
+        from dormouse.writing.ingest import is_dataframe
+
+        if engine == "spark" or is_dataframe(data):
+            return data, False
+        data, columns = infer.columns_of(data)
+        schema = self.followed(context).schema
+        return data, bool(columns) and not {field.name for field in schema.values} <= columns.keys()
+
     @contextmanager
     def numbered(self, context: TableContext, data: Any) -> Iterator[tuple[TableContext, Any]]:
         """Yields the services, and the data with its first row number set, for a load that numbers its rows.
@@ -265,7 +280,7 @@ class Tables:
         sessions = sessions or self.sessions()
         from dormouse.reading.streams import Answer
 
-        return Answer(sql(sessions, self._named(verify), statement, parameters, interruption, as_of))
+        return Answer(sql(sessions, self.named(verify), statement, parameters, interruption, as_of))
 
     def duckdb(self, where: Mapping[str, Where], as_of: When | None, verify: bool) -> DuckDBPyConnection:
         if not isinstance(where, Mapping):
@@ -294,7 +309,7 @@ class Tables:
         from dormouse.reading.sql.statements import explain_sql
 
         sessions = sessions or self.sessions()
-        return explain_sql(sessions, self._named(), statement, parameters, interruption, as_of)
+        return explain_sql(sessions, self.named(), statement, parameters, interruption, as_of)
 
     def close(self) -> None:
         """Closes the SQL engine; later statements raise `InstanceError`."""
@@ -308,10 +323,14 @@ class Tables:
         return self._closed.is_set()
 
     def sessions(self) -> Sessions:
-        """Returns a function that opens a session for a statement in this process."""
+        """Returns a function that opens a session for a statement: here, or as `running_in` says."""
         if self._closed.is_set():
             raise InstanceError("the instance is closed")
-        return self._engine.session
+        return self._given_sessions or self._engine.session
+
+    def running_in(self, sessions: Sessions) -> Tables:
+        """Returns these services, but with other sessions for statements."""
+        return replace(self, _given_sessions=sessions)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -319,7 +338,8 @@ class Tables:
 
         return Engine(self.objects, cursors_kept=CURSORS_KEPT)
 
-    def _named(self, verify: bool = False) -> Named:
+    def named(self, verify: bool = False) -> Named:
+        """Returns functions that look up the tables that a statement names."""
         from dormouse.reading.sql.named import Named
 
         def like(names: Iterable[str]) -> dict[str, TableContext]:
