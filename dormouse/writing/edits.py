@@ -18,6 +18,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -31,11 +33,12 @@ from dormouse.model.file_reference import FileWithReferences, is_inlined
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import check_not_edited, is_keyed
+from dormouse.model.table import DELETED_AT, check_not_edited, is_keyed
 from dormouse.model.text import check_text
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.reading.changes import Near, changes
+from dormouse.reading.changes import CHANGE, DELETE, INSERT, Near, changes
 from dormouse.reading.checked_files import on_current
+from dormouse.reading.keyed_changes import UPSERT
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
@@ -133,9 +136,11 @@ class Done:
     applied: bool
 
 
-def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
+def edited_alone(
+    context: TableContext, change: Change, edit_id: str | None, attempts_max: int, kind: str = "edit"
+) -> Done:
     """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
-    with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
+    with Edit(context.supplier, edit_id, kind, attempts_max) as edit:
         applied = edit.is_new or not edit.is_applied(context)
         if applied:
             edit.add(context, change)
@@ -222,6 +227,11 @@ class Edit:
             for kind, count in planned.computed.counts.items():
                 found[kind] += count
         return found
+
+    @property
+    def files(self) -> list[FileWithReferences]:
+        """The files of all changes."""
+        return [file for planned in self._planned for file in planned.computed.files]
 
     def is_applied(self, context: TableContext) -> bool:
         """Returns whether this edit was applied before, by what a table records."""
@@ -324,7 +334,7 @@ class Edit:
 
     def _compute_again(self, found: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(map(self._of, found)) or range(len(self._planned))
+        numbers = sorted(set(map(self._of, found)).union(self._loads())) if found else self._all()
         if found and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
         self.attempts += bool(found)
@@ -332,6 +342,20 @@ class Edit:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
             self._planned[number] = self._computed(planned.context.followed(), planned.change)
+
+    def _all(self) -> list[int]:
+        return list(range(len(self._planned)))
+
+    def _loads(self) -> list[int]:
+        """Returns the numbers of the changes that read nothing and have a place among loads of a keyed table.
+
+        When others are computed again, they get later places, as if the whole edit began anew.
+        """
+        return [
+            number
+            for number, planned in enumerate(self._planned)
+            if planned.attempt.place is not None and planned.computed.concern is None
+        ]
 
     def _computed(self, context: TableContext, change: Change) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""
@@ -403,16 +427,37 @@ def _concerns(
 
 def _check_apart(earlier: _Planned, later: _Planned) -> None:
     """Raises `InvalidInput` if a change depends on rows that an earlier one of the same edit changed."""
-    schema = later.context.schema
+    schema, concern = later.context.schema, later.computed.concern
     reads = [span for one in (later.read,) if one is not None for span in one.spans]
     reads += [span_of(schema, deletion) for deletion in later.computed.deletions]
-    writes = [(file.min_key or b"", file.max_key or b"") for file in earlier.computed.files]
-    writes += [span_of(schema, deletion) for deletion in earlier.computed.deletions] if later.read else []
-    if any(_meet(one, other) for one in reads for other in writes):
+    removed = [span_of(schema, deletion) for deletion in earlier.computed.deletions] if reads else []
+    files = [
+        file
+        for file in earlier.computed.files
+        if any(_meet((file.min_key or b"", file.max_key or b""), span) for span in reads)
+    ]
+    depends = concern is not None and any(_meet(one, other) for one in removed for other in reads)
+    if not depends and files:
+        # what was just written is looked at like the rows of other commits, if it is at hand
+        known = [_rows_of(later.context, file) for file in files]
+        rows = [one for one in known if one is not None]
+        depends = concern is None or len(rows) < len(files) or concern.of(later.context, iter(rows))
+    if depends:
         raise InvalidInput(
             f"table {later.context.table.name!r}: this change reads or deletes rows that an earlier one of "
             "the same transaction changed; join the two, or use two transactions"
         )
+
+
+def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch | None:
+    """Returns the rows of an inlined file that is not committed, as `changes` would; None for an object."""
+    if file.content is None or CHANGE in context.schema:
+        return None
+    rows = pq.read_table(pa.BufferReader(file.content)).combine_chunks()
+    gone = rows.column(DELETED_AT).is_valid() if is_keyed(context.properties) else None
+    kinds = pa.repeat(pa.scalar(INSERT), rows.num_rows) if gone is None else pc.if_else(gone, DELETE, UPSERT)
+    rows = rows.select(context.schema.names).append_column(CHANGE, kinds)
+    return rows.to_batches()[0] if rows.num_rows else None
 
 
 def _meet(one: Span, other: Span) -> bool:
