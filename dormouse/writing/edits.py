@@ -266,10 +266,11 @@ class Edit:
             try:
                 applied = self._committed(self._parts(), concern)
             except Disturbed as disturbed:
-                found = disturbed.found if concern is not None else self._concerned(disturbed.found)
+                found = disturbed.disturbances
+                concerned = found if concern is not None else self._concerned(found)
                 looks += 1
-                if found:
-                    self._compute_again(found)
+                if concerned:
+                    self._compute_again(concerned)
                     looks = 0
             except SchemaMoved:
                 moves += 1
@@ -305,15 +306,17 @@ class Edit:
             )
         return parts
 
-    def _of(self, found: Disturbance) -> int:
+    def _of(self, disturbance: Disturbance) -> int:
         """Returns the number of the change whose read was disturbed."""
-        numbers = self._groups()[found.part]
-        return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
+        numbers = self._groups()[disturbance.part]
+        return [n for n in numbers if self._planned[n].computed.concern is not None][disturbance.read]
 
-    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
+    def _concerned(
+        self, disturbances: Sequence[Disturbance], supplier: Supplier | None = None
+    ) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
         concerned = []
-        for one in found:
+        for one in disturbances:
             planned = self._planned[self._of(one)]
             context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
             till = now(context, planned.at)
@@ -323,21 +326,21 @@ class Edit:
                 planned.at = till
         return concerned
 
-    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+    def _concerned_at_once(self, disturbances: Sequence[Disturbance]) -> list[Disturbance]:
         """Returns the same while this edit has its locks.
 
         Uses other connections than this process has, which may all wait for these locks.
         """
         dsn = self._planned[0].context.dsn
         with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
-            return self._concerned(found, apart)
+            return self._concerned(disturbances, apart)
 
-    def _compute_again(self, found: Sequence[Disturbance]) -> None:
+    def _compute_again(self, concerned: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(set(map(self._of, found)).union(self._loads())) if found else self._all()
-        if found and self.attempts >= self._attempts_max:
+        numbers = sorted(set(map(self._of, concerned)).union(self._loads())) if concerned else self._all()
+        if concerned and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
-        self.attempts += bool(found)
+        self.attempts += bool(concerned)
         for number in numbers:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
@@ -460,8 +463,8 @@ def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch 
     return rows.to_batches()[0] if rows.num_rows else None
 
 
-def _meet(one: Span, other: Span) -> bool:
-    return not (_is_above(one[0], other[1]) or _is_above(other[0], one[1]))
+def _meet(left: Span, right: Span) -> bool:
+    return not (_is_above(left[0], right[1]) or _is_above(right[0], left[1]))
 
 
 def span_of(schema: Schema, deletion: NewDeletion) -> Span:
