@@ -262,6 +262,9 @@ class Edit:
         """
         looks = moves = 0
         while self._planned or self._works:
+            for planned in self._planned:
+                if planned.computed.concern is not None and planned.computed.counts.get("inserted"):
+                    planned.context.attempts.wait_for_older(planned.attempt)
             concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
                 applied = self._committed(self._parts(), concern)
