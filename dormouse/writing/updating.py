@@ -177,10 +177,12 @@ class _Computation:
         if chosen.question is None:
             rows = columns_text(TARGET, self._schema.names, quoted(TARGET))
             ranges = self._rows.ranges(f"SELECT 1 FROM ({rows}) WHERE {chosen.condition}")
-            parts = self._by_sql(ranges)
         else:
             ranges = chosen.question.ranges
-            parts = self._by_query()
+        # DuckDB searches values faster, and a query reads ranges of keys faster
+        is_long = len(chosen.condition) > CONDITION_BYTES_MAX
+        by_query = chosen.question is not None and (is_long or not chosen.question.conditions)
+        parts = self._by_query() if by_query else self._by_sql(ranges)
         files = outcome.write(attempt, self._counted(outcome, kind, parts), self._update.progress)
         deletions = [] if chosen.deletion is None else [chosen.deletion]
         if attempt is not None and chosen.deletion is None and not is_keyed(context.properties):
