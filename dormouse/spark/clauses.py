@@ -49,13 +49,15 @@ class Expression:
     """A checked expression.
 
     `columns` are pairs: the name of the rows, and that of the column. `equated` has columns of the table with
-    those of the source that are equal to them, without a conversion, wherever the expression is true.
+    those of the source that are equal to them, without a conversion, wherever the expression is true. `copied` is the column of the source that is
+    the whole expression, if it is one.
     """
 
     text: str
     type: DataType
     columns: frozenset[tuple[str, str]]
     equated: Mapping[str, str]
+    copied: str | None
 
 
 class Expressions:
@@ -96,7 +98,11 @@ class Expressions:
             raise InvalidQuery(f"{what}: {text!r} is {kind_of.simpleString()}, not a condition")
         if repeats and not found.deterministic():
             raise InvalidQuery(f"{what}: {text!r} has another value each time, so it cannot select rows")
-        return Expression(text, kind_of, columns, dict(_equated(found)))
+        plain = found.child() if found.nodeName() == "Alias" else found
+        copied = None
+        if plain.nodeName() == "AttributeReference":
+            copied = next((name for rows, name in columns if rows == SOURCE), None)
+        return Expression(text, kind_of, columns, dict(_equated(found)), copied)
 
 
 def _columns(attributes: Any) -> Iterator[tuple[str, str]]:
@@ -138,13 +144,17 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A clause. It sets columns to expressions, or to constants, which are Python values."""
+    """A clause. It sets columns to expressions, or to constants, which are Python values.
+
+    `copied` has the columns that it sets to a column of the source, with that column.
+    """
 
     kind: Kind
     action: Action
     condition: str | None = None
     expressions: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    copied: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +244,15 @@ class _Reader:
             where = self._where(what, clause.condition, "not_matched")
             if clause.insert is None:
                 return Clause("not_matched", "nothing", where)
-            return Clause("not_matched", "insert", where, *self._values(what, clause.insert, "not_matched"))
+            values = self._values(what, clause.insert, "not_matched")
+            return Clause("not_matched", "insert", where, *values)
         kind: Kind = "matched" if isinstance(clause, WhenMatched) else "by_source"
         where = self._where(what, clause.condition, kind)
         if clause.update is None:
             return Clause(kind, "delete" if clause.delete else "nothing", where)
         if clause.delete:
             raise InvalidInput(f"{what}: a clause updates or deletes, not both")
-        expressions, constants = self._values(what, clause.update, kind)
+        expressions, constants, _ = self._values(what, clause.update, kind)
         if clause.update == "*":
             # a key that is equal in both stays as it is
             same = {name for name, other in joined.equated.items() if name == other}
@@ -257,8 +268,10 @@ class _Reader:
         self._conditions.append((kind, found))
         return found.text
 
-    def _values(self, what: str, columns: Columns, kind: Kind) -> tuple[dict[str, str], dict[str, Any]]:
-        """Returns the expressions and the constants of the columns that a clause sets."""
+    def _values(
+        self, what: str, columns: Columns, kind: Kind
+    ) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
+        """Returns `expressions`, `constants` and `copied` of a clause."""
         given: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
         if not isinstance(columns, Mapping):
             if columns != "*" and (isinstance(columns, str) or not isinstance(columns, Sequence)):
@@ -273,15 +286,17 @@ class _Reader:
             given = {name: Sql(f"{SOURCE}.{backquoted(name)}") for name in names}
         if not given:
             raise InvalidInput(f"{what}: it sets no column; name some")
-        expressions, constants, types = {}, {}, {}
+        expressions, constants, copied, types = {}, {}, {}, {}
         for one in self._fields(what, given):
             if isinstance(value := given[one.name], Sql):
                 found = self._made.checked(f"{what}: {one.name!r}", value.text, kind)
                 expressions[one.name], types[one.name] = found.text, found.type
+                if found.copied is not None:
+                    copied[one.name] = found.copied
             else:
                 constants[one.name] = _constant(what, one, value)
         _check_types(what, self._schema, types)
-        return expressions, constants
+        return expressions, constants, copied
 
     def _fields(self, what: str, names: Iterable[object]) -> list[Field]:
         for name in names:

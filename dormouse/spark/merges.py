@@ -28,8 +28,7 @@ from dormouse.model.edits import MergeReport, When
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import check_not_edited, is_keyed
-from dormouse.reading.changes import CHANGE
+from dormouse.model.table import is_keyed
 from dormouse.reading.executor import columns_of
 from dormouse.spark.clauses import SOURCE, TARGET, Clauses, Expressions, clauses_of
 from dormouse.spark.frames import Tabular, backquoted, rows_of, struct_of
@@ -53,7 +52,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.history.moments import kept
 from dormouse.writing.deleting import DELETES
-from dormouse.writing.edits import ATTEMPTS_MAX, Changed, Computed, Concern, Edit
+from dormouse.writing.edits import ATTEMPTS_MAX, Changed, Computed, Concern, Edit, check_may_edit
 from dormouse.writing.ingest import keyed_rows
 from dormouse.writing.listed_deletions import deletions_of_rows
 
@@ -90,7 +89,7 @@ def merge(
     changed, except after `CommitOutcomeUnknown`: repeat it with the same id.
     """
     context, spark = table.context, df.sparkSession
-    check_not_edited(context.table.name, context.properties, "use row_table(…).change")
+    check_may_edit(context)
     with (
         table.changing(),
         Edit(context.supplier, edit_id, attempts_max=attempts_max, leftovers=True) as edit,
@@ -149,13 +148,18 @@ class Source:
     def frame(self) -> DataFrame:
         return frame_of(self.spark, self.parts, self.columns, numbered=True).alias(SOURCE)
 
-    def ranges(self, schema: Schema, clauses: Clauses) -> KeyRanges:
-        """Returns ranges with the row keys of all rows of the table that may be changed."""
+    def ranges(self, context: TableContext, clauses: Clauses) -> KeyRanges:
+        """Returns ranges with the keys of all rows that may be changed, and in a keyed table inserted."""
         if clauses.reads_all:
             return KeyRanges()
-        equated = clauses.on.equated
+        schema, equated = context.schema, dict(clauses.on.equated)
+        inserts = [one for one in clauses.having("not_matched") if one.action == "insert"]
+        for one in inserts if is_keyed(context.properties) else ():
+            equated = {name: column for name, column in equated.items() if one.copied.get(name) == column}
         found = {
-            name: self._ranges(schema, name, equated[name]) for name in schema.row_key_names if name in equated
+            name: self._ranges(schema, name, equated[name])
+            for name in schema.row_key_names
+            if name in equated
         }
         return KeyRanges({name: ranges for name, ranges in found.items() if ranges is not None})
 
@@ -246,10 +250,14 @@ class _Merge:
     area: StagingArea
     progress: Progress
 
+    @property
+    def reads_its_keys(self) -> bool:
+        return True
+
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         if context.as_of(at).schema.version != context.schema.version:
             raise SchemaMoved(f"the columns of table {context.table.name!r} were changed")
-        spark, source, schema = self.source.spark, self.source, context.schema
+        spark, source = self.source.spark, self.source
         context.attempts.confirm(attempt)
         clauses, ranges = _run(spark, lambda: _planned(source, context))
         step = ChangeRows.of(context, clauses, self.area)
@@ -271,7 +279,8 @@ class _Merge:
         replaced = chain.from_iterable(part.batches() for part in gone)
         deletions = [] if keyed is not None else deletions_of_rows(context, replaced)
         counts = {kind: sum(row[kind] for row in found) for kind in COUNTS.values()}
-        concern = Concern(ranges, partial(self._concerns, clauses, schema))
+        written = parts[OLD] if keyed is not None else []
+        concern = Concern(ranges, partial(self._concerns, clauses, step, written))
         return Computed(files, deletions, concern, counts)
 
     def _changes(
@@ -290,9 +299,7 @@ class _Merge:
         """
         if not parts:
             return []
-        names = [backquoted(name) for name in step.names]
-        columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long")
-        rows = frame_of(self.source.spark, parts, columns).groupBy(*names)
+        rows = self._staged(step, parts).groupBy(*map(backquoted, step.names))
         # rows of the table that have equal values match the same rows of the source
         twice = (count("*") > 1) if step.is_keyed else (smallest(ROW) != largest(ROW))
         distinct = rows.agg(twice.alias(TWICE))
@@ -303,8 +310,22 @@ class _Merge:
             return []
         return self.area.staged(found)
 
-    def _concerns(self, clauses: Clauses, schema: Schema, context: TableContext, changed: Changed) -> bool:
-        """Returns whether rows that other commits changed match the source, or change without a match."""
+    def _staged(self, step: ChangeRows, parts: Sequence[StagedRows]) -> DataFrame:
+        columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long")
+        return frame_of(self.source.spark, parts, columns)
+
+    def _concerns(
+        self,
+        clauses: Clauses,
+        step: ChangeRows,
+        written: Sequence[StagedRows],
+        context: TableContext,
+        changed: Changed,
+    ) -> bool:
+        """Returns whether rows that other commits changed match the source, or change without a match.
+
+        Also returns True for rows of a keyed table with keys that were written.
+        """
         batches = (batch for batch in changed if batch.num_rows)
         if not _shows(context, clauses):
             return next(batches, None) is not None
@@ -316,12 +337,19 @@ class _Merge:
                 return True
         if not held:
             return False
-        return _run(self.source.spark, lambda: self._meet(clauses, pa.Table.from_batches(held)))
+        return _run(
+            self.source.spark, lambda: self._meet(clauses, step, written, pa.Table.from_batches(held))
+        )
 
-    def _meet(self, clauses: Clauses, changed: pa.Table) -> bool:
-        names = [name for name in changed.column_names if name in clauses.joining]
-        rows = self.source.spark.createDataFrame(changed.select(names or [CHANGE])).alias(TARGET)
+    def _meet(
+        self, clauses: Clauses, step: ChangeRows, written: Sequence[StagedRows], changed: pa.Table
+    ) -> bool:
+        names = [name for name in changed.column_names if name in {*clauses.joining, *step.names}]
+        rows = self.source.spark.createDataFrame(changed.select(names)).alias(TARGET)
         found = [rows.join(self.source.frame(), expr(clauses.on.text), "left_semi")]
+        if written:
+            keys = list(step.names)
+            found.append(rows.join(self._staged(step, written).select(*keys), keys, "left_semi"))
         for one in clauses.having("by_source"):
             if one.action != "nothing":
                 found.append(rows if one.condition is None else rows.where(expr(one.condition)))
@@ -330,7 +358,7 @@ class _Merge:
 
 def _planned(source: Source, context: TableContext) -> tuple[Clauses, KeyRanges]:
     clauses = source.clauses(context)
-    return clauses, source.ranges(context.schema, clauses)
+    return clauses, source.ranges(context, clauses)
 
 
 def _shows(context: TableContext, clauses: Clauses) -> bool:

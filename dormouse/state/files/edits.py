@@ -142,14 +142,15 @@ def commit(
 
 
 def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
-    """Commits parts without deletions as `commit` does, in one round trip; returns whether it did.
+    """Commits parts without deletions or leftovers like `commit`, in one round trip; returns whether it did.
 
     Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
     """
     wholes = []
     for part in sorted(parts, key=lambda part: part.table_id):
         add = Commit(part.files, commit_id, expires=False, same_content=False)
-        whole = None if part.deletions or part.leftovers else part.store.whole("add_files", [add], ending=part.attempts)
+        is_plain = not part.deletions and not part.leftovers
+        whole = part.store.whole("add_files", [add], ending=part.attempts) if is_plain else None
         if whole is None:
             return False
         wholes.append((part, whole))
