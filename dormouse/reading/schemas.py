@@ -107,7 +107,7 @@ def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> T
                 f"{'this property' if len(named) == 1 else 'these properties'} first (dormouse table set)"
             )
         for deletion_id, condition in context.shapes.pending_conditions(conn):
-            if name in current_condition(table.schema, condition):
+            if name in current_condition(table.schema, condition).columns:
                 raise InvalidSchema(
                     f"column {name!r} of table {table.name!r} is used by pending deletion {deletion_id}: "
                     "compact the table and collect its garbage first, until 'dormouse table "

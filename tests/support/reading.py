@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.region import KeyRanges
-from dormouse.reading import gone_rows, row_numbers
+from dormouse.reading import gone_rows, row_numbers, row_sets
 from dormouse.reading.executor import query
 from dormouse.reading.sql import selects
 from dormouse.reading.streams import Interruption
@@ -20,5 +20,6 @@ __all__ = [
     "query",
     "question",
     "row_numbers",
+    "row_sets",
     "selects",
 ]

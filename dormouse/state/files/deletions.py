@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -49,15 +49,25 @@ class RecordedDeletion:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsContent:
+    """The Parquet file with the rows that a deletion lists, and its name in the deletion's condition."""
+
+    name: str
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class NewDeletion:
     """A deletion to record: its `where` as JSON, and the bounds of its row keys.
 
-    `by_values` means that the condition names columns that are no keys.
+    `by_values` means that the condition names columns that are no keys. `rows` are those that it lists, if
+    any.
     """
 
     condition: str
     bounds: KeyBounds
     by_values: bool
+    rows: RowsContent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,11 @@ class Deletions:
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         bounds = deletion.bounds
         values = {**key, **bounds.arrays(), "condition": deletion.condition, "by_values": deletion.by_values}
+        listed = deletion.rows
+        values |= {
+            "content_id": None if listed is None else narrow_id(listed.name),
+            "content": None if listed is None else listed.content,
+        }
         schema = self._own.table.schema
         values["min_key"] = encoded_beginning(schema, bounds.min_keys)
         values["max_key"] = encoded_beginning(schema, bounds.max_keys)
