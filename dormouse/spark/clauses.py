@@ -332,18 +332,18 @@ def _text(what: str, condition: object) -> str:
     return condition
 
 
-def _constant(what: str, one: Field, value: Any) -> Any:
+def _constant(what: str, column: Field, value: Any) -> Any:
     """Returns a constant as a value of a column's type. Raises `InvalidQuery` if it does not fit."""
-    if value is None and not one.nullable:
-        raise InvalidQuery(f"{what}: column {one.name!r} must not be null")
+    if value is None and not column.nullable:
+        raise InvalidQuery(f"{what}: column {column.name!r} must not be null")
     try:
-        if value is None or one.type.is_nested:
-            return pa.array([value], arrow_type(one.type))[0].as_py()
-        return value_of(one, value)
+        if value is None or column.type.is_nested:
+            return pa.array([value], arrow_type(column.type))[0].as_py()
+        return value_of(column, value)
     except InvalidQuery as error:
         raise InvalidQuery(f"{what}: {error}") from None
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        raise InvalidQuery(f"{what}: {one.name!r} is {one.type}, and {value!r} does not fit") from None
+        raise InvalidQuery(f"{what}: {column.name!r} is {column.type}, and {value!r} does not fit") from None
 
 
 def _check_types(what: str, schema: Schema, types: Mapping[str, DataType]) -> None:
