@@ -133,7 +133,7 @@ class Done:
 
 
 def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
-    """Applies one change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
+    """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
     with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
         applied = edit.is_new or not edit.is_applied(context)
         if applied:
