@@ -49,14 +49,16 @@ class Expression:
     """A checked expression.
 
     `columns` are pairs: the name of the rows, and that of the column. `equated` has columns of the table with
-    those of the source that are equal to them, without a conversion, wherever the expression is true. `copied` is the column of the source that is
-    the whole expression, if it is one.
+    those of the source that are equal to them, without a conversion, wherever the expression is true;
+    `is_equality` means that it is true wherever these are equal. For an expression that is only a column of
+    the source, `copied` is that column.
     """
 
     text: str
     type: DataType
     columns: frozenset[tuple[str, str]]
     equated: Mapping[str, str]
+    is_equality: bool
     copied: str | None
 
 
@@ -102,7 +104,9 @@ class Expressions:
         copied = None
         if plain.nodeName() == "AttributeReference":
             copied = next((name for rows, name in columns if rows == SOURCE), None)
-        return Expression(text, kind_of, columns, dict(_equated(found)), copied)
+        pairs = [*_equated(found)]
+        equated = dict(filter(None, pairs))
+        return Expression(text, kind_of, columns, equated, len(equated) == len(pairs), copied)
 
 
 def _columns(attributes: Any) -> Iterator[tuple[str, str]]:
@@ -113,8 +117,11 @@ def _columns(attributes: Any) -> Iterator[tuple[str, str]]:
         yield one.qualifier().mkString("."), one.name()
 
 
-def _equated(expression: Any) -> Iterator[tuple[str, str]]:
-    """Yields pairs of columns, of the table and the source, that a condition equates without a conversion."""
+def _equated(expression: Any) -> Iterator[tuple[str, str] | None]:
+    """Yields for each part of a condition the columns of the table and of the source that it equates.
+
+    Yields None for another part, and for columns that are converted first.
+    """
     name = expression.nodeName()
     if name == "Alias":
         yield from _equated(expression.child())
@@ -125,8 +132,11 @@ def _equated(expression: Any) -> Iterator[tuple[str, str]]:
         sides = [_uncast(one) for one in (expression.left(), expression.right())]
         if all(one.nodeName() == "AttributeReference" for one in sides):
             columns = dict(pair for one in sides for pair in _columns(one.references()))
-            if len(columns) == len(sides):
-                yield columns[TARGET], columns[SOURCE]
+            yield (columns[TARGET], columns[SOURCE]) if len(columns) == len(sides) else None
+        else:
+            yield None
+    else:
+        yield None
 
 
 def _uncast(expression: Any) -> Any:
@@ -175,6 +185,16 @@ class Clauses:
     def having(self, kind: Kind) -> list[Clause]:
         return [one for one in self.listed if one.kind == kind]
 
+    def are_new(self, schema: Schema) -> bool:
+        """Returns whether rows that clauses insert have row keys that the table does not have."""
+        equated = self.on.equated
+        inserts = [one for one in self.having("not_matched") if one.action == "insert"]
+        return not inserts or (
+            self.on.is_equality
+            and equated.keys() <= set(schema.row_key_names)
+            and all(one.copied.get(name) == column for one in inserts for name, column in equated.items())
+        )
+
     @property
     def reads_all(self) -> bool:
         """True if rows of the table are changed that no row of the source matches."""
@@ -210,7 +230,9 @@ class _Reader:
 
     def read(self, on: Any, when: Any) -> Clauses:
         joined = self._joining(on)
-        given = [when] if isinstance(when, When) else list(when) if isinstance(when, Sequence) else []
+        given = [when] if isinstance(when, When) else when
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            given = ()
         listed = [
             self._clause(f"{self._what}: clause {number}", one, joined) for number, one in enumerate(given, 1)
         ]
@@ -245,6 +267,7 @@ class _Reader:
             if clause.insert is None:
                 return Clause("not_matched", "nothing", where)
             values = self._values(what, clause.insert, "not_matched")
+            self._check_has_all(what, {*values[0], *values[1]})
             return Clause("not_matched", "insert", where, *values)
         kind: Kind = "matched" if isinstance(clause, WhenMatched) else "by_source"
         where = self._where(what, clause.condition, kind)
@@ -310,6 +333,13 @@ class _Reader:
         for name in names:
             if name not in self._source:
                 raise InvalidQuery(f"{what}: the source has {unknown('column', name, self._source)}")
+
+    def _check_has_all(self, what: str, names: set[str]) -> None:
+        for name in self._schema.names:
+            if name not in names and not self._schema.is_optional(name):
+                raise InvalidQuery(
+                    f"{what}: column {name!r} must not be null, and has no default: give it a value"
+                )
 
     def _check_keys(self, what: str, names: Iterable[str]) -> None:
         keys = self._schema.row_key_names if is_keyed(self._context.properties) else ()

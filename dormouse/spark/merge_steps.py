@@ -20,6 +20,8 @@ from dormouse.writing.deleting import DELETES
 
 CLAUSE, BEFORE, VALUES = "__clause", "__before", "__values"
 """The columns with the number of a change's clause, the row before it, and the values of a clause."""
+INSERTED = "__inserted"
+"""The column that is true for a row that did not exist before."""
 TWICE = "__twice"
 """The column that is true for a row that is changed twice."""
 NEW, OLD = "new", "old"
@@ -94,7 +96,9 @@ class ChangeRows:
             new.add(after)
         changed = after if before is None and self.is_keyed else before
         if changed is not None:
-            old.add(changed.select(list(self.names)).append_column(ROW, rows.column(ROW)))
+            inserted = pa.repeat(pa.scalar(before is None), rows.num_rows)
+            kept = changed.select(list(self.names)).append_column(ROW, rows.column(ROW))
+            old.add(kept.append_column(INSERTED, inserted))
 
     def _values(
         self, clause: Clause, number: int, rows: pa.RecordBatch, before: pa.RecordBatch | None
@@ -132,7 +136,7 @@ class ChangeRows:
             was, value = (rows.column(name)[at].as_py() for rows in (before, after))
             raise InvalidQuery(
                 f"merge into table {self.table!r}: {name!r} determines which row is the newest, and "
-                f"{value!r} of the row with {_key_text(self.schema, after, at)} is less than its {was!r}, "
+                f"{value!r} of the row with {key_text(self.schema, after, at)} is less than its {was!r}, "
                 "so the old row would stay"
             )
 
@@ -150,11 +154,13 @@ class LookForTwice:
             if at >= 0:
                 raise AmbiguousRows(
                     f"merge into table {self.table!r}: several rows of the source change the row with "
-                    f"{_key_text(self.schema, batch, at)}; give each row of the table at most one",
+                    f"{key_text(self.schema, batch, at)}; make them one, or let a clause do nothing for the "
+                    "others",
                     table=self.table,
                 )
             yield batch.drop_columns([TWICE])
 
 
-def _key_text(schema: Schema, rows: pa.RecordBatch, at: int) -> str:
+def key_text(schema: Schema, rows: pa.RecordBatch | pa.Table, at: int) -> str:
+    """Returns the row keys of a row, for an error."""
     return ", ".join(f"{name} {rows.column(name)[at].as_py()!r}" for name in schema.row_key_names)

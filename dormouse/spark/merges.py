@@ -37,6 +37,7 @@ from dormouse.spark.merge_steps import (
     BEFORE,
     CLAUSE,
     COUNTS,
+    INSERTED,
     NEW,
     OLD,
     REPORT,
@@ -44,6 +45,7 @@ from dormouse.spark.merge_steps import (
     VALUES,
     ChangeRows,
     LookForTwice,
+    key_text,
 )
 from dormouse.spark.shuffle import stage
 from dormouse.spark.staged_rows import ROW, StagedRows, StagingArea, frame_of, staging
@@ -263,11 +265,13 @@ class _Merge:
         step = ChangeRows.of(context, clauses, self.area)
         with kept(context, at):
             found = _run(spark, lambda: self._changes(context, clauses, ranges, at, step))
-        parts = {
-            kind: [self.area.part(row.name, row.rows, row.bytes) for row in found if row.kind == kind]
-            for kind in (NEW, OLD)
-        }
-        gone = _run(spark, lambda: self._distinct(step, parts[OLD]))
+            parts = {
+                kind: [self.area.part(row.name, row.rows, row.bytes) for row in found if row.kind == kind]
+                for kind in (NEW, OLD)
+            }
+            gone = _run(spark, lambda: self._distinct(step, parts[OLD]))
+            if parts[OLD] and is_keyed(context.properties) and not clauses.are_new(context.schema):
+                _run(spark, lambda: self._check_inserted(context, at, step, parts[OLD]))
         keyed = keyed_rows(context, attempt, DELETES)
         if parts[NEW]:
             divide(context, parts[NEW], spark)
@@ -310,8 +314,22 @@ class _Merge:
             return []
         return self.area.staged(found)
 
+    def _check_inserted(
+        self, context: TableContext, at: Position, step: ChangeRows, parts: Sequence[StagedRows]
+    ) -> None:
+        """Raises `InvalidInput` if rows are inserted into a keyed table with keys that it has."""
+        keys = list(step.names)
+        rows = self._staged(step, parts).where(INSERTED).select(*map(backquoted, keys))
+        there = rows_of(self.source.spark, context, None, keys, at)
+        found = rows.join(there.hint("merge"), keys, "left_semi").limit(1).toArrow()
+        if found.num_rows:
+            raise InvalidInput(
+                f"merge into table {context.table.name!r}: the source inserts the row with "
+                f"{key_text(context.schema, found, 0)}, which is there already: 'on' must match it"
+            )
+
     def _staged(self, step: ChangeRows, parts: Sequence[StagedRows]) -> DataFrame:
-        columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long")
+        columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long").add(INSERTED, "boolean")
         return frame_of(self.source.spark, parts, columns)
 
     def _concerns(

@@ -461,7 +461,7 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
         (table, ["k"], dm.WhenNotMatched("t.v > 1", insert="*"), InvalidQuery, "names t.v"),
         (table, ["k"], dm.WhenNotMatched(insert=["op"]), InvalidQuery, "unknown column 'op'"),
         (table, ["k"], dm.WhenNotMatchedBySource("s.v > 1", delete=True), InvalidQuery, "names s.v"),
-        (table, ["k"], dm.WhenNotMatched(insert={"at": 1}), InvalidData, "column 'k' .*missing"),
+        (table, ["k"], dm.WhenNotMatched(insert={"at": 1}), InvalidQuery, "column 'k' must not be null"),
         (other, ["k"], dm.WhenMatched(update={"k": 3}), InvalidQuery, "'k' is a row key"),
     ]
     before = bag(rows_of(table))
