@@ -54,7 +54,7 @@ when matched and s.op = 'delete' then delete
 when matched and s.op = 'leave' then do nothing
 when matched and (t.v < 5 or t.v is null) then update set v = s.v + t.k, s = 'low'
 when matched then update set v = s.v
-when not matched and s.op <> 'delete' then insert (k, at, v, s) values (s.k, s.at, s.v, s.s)
+when not matched and s.op <> 'delete' then insert (k, "at", v, s) values (s.k, s."at", s.v, s.s)
 when not matched by source and t.v > 20 then delete
 when not matched by source and t.k % 5 = 0 then update set s = t.s || '!', v = null
 """
@@ -96,7 +96,7 @@ def source_rows() -> pa.Table:
         {
             "k": pa.array([-99 if key is None else key for key in keys], pa.int64()),
             "at": pa.array(range(len(keys)), pa.int64()),
-            "v": pa.array([math.nan if n % 4 == 0 else n / 2 for n in range(len(keys))], pa.float64()),
+            "v": pa.array([math.nan if n % 4 == 0 else n / 2 + 0.25 for n in range(len(keys))], pa.float64()),
             "s": pa.array([f"source {n}" if n % 3 else None for n in range(len(keys))]),
             "op": pa.array([("delete", "leave", "write", "write")[n % 4] for n in range(len(keys))]),
         }
@@ -117,10 +117,10 @@ def every_row(instance: Instance, name: str = "t", **properties: Any) -> Table:
 
 
 def staged_objects(table: Table) -> list[str]:
-    """Returns the objects that belong to no file of the table."""
+    """Returns the objects of the table that belong to none of its files."""
     context = table.context
     known = {one.filename for one in context.store.file_references()}
-    found = (name for name, _ in context.objects.list())
+    found = (name for name, _ in context.objects.list(context.table.object_prefix))
     return [name for name in found if name.removesuffix(SKETCHES_SUFFIX) not in known]
 
 
@@ -198,7 +198,7 @@ def test_rows_that_are_changed_twice_are_refused(spark: SparkSession, instance: 
     )
     update = dm.WhenMatched(update={"v": dm.sql("s.v")})
     for one in (table, other):
-        with pytest.raises(AmbiguousRows, match="several rows of the source change the row with k 1; give"):
+        with pytest.raises(AmbiguousRows, match="several rows of the source change the row with k 1; make them"):
             merge(twice, one, ["k"], update)
         assert staged_objects(one) == []
     with pytest.raises(AmbiguousRows, match="k 7"):
@@ -292,7 +292,7 @@ def test_a_merge_that_is_overtaken_each_time_changes_nothing(
     gone = dm.WhenNotMatchedBySource("t.k > 1", delete=True)
     with pytest.raises(EditConflict, match=r"table 't', all keys: .* each of the 2 times"):
         merge(source, table, ["k"], [dm.WhenMatched(update="*"), gone], attempts_max=2)
-    assert rows_of(table)["v"].to_pylist() == [0, 1, 2]
+    assert sorted(rows_of(table)["v"].to_pylist()) == [0, 1, 2]
     assert (staged_objects(table), attempts(table.context)) == ([], 0)
 
 
@@ -441,7 +441,7 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
         (table, [], every, InvalidInput, "on: it names no column"),
         (table, 7, every, InvalidInput, "on: give a condition"),
         (table, "t.k +", every, InvalidQuery, "'t.k \\+' is no expression"),
-        (table, "t.k = s.q", every, InvalidQuery, "is no expression: .*UNRESOLVED_COLUMN"),
+        (table, "t.k = s.q", every, InvalidQuery, "'t.k = s.q' is no expression: .*`s`.`q`"),
         (table, "t.k", every, InvalidQuery, "is bigint, not a condition"),
         (table, "t.k = s.k AND rand() < 0.5", every, InvalidQuery, "another value each time"),
         (table, "t.k = max(s.k)", every, InvalidQuery, "over one row"),
