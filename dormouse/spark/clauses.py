@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import to_arrow_type
@@ -78,8 +80,9 @@ class Expressions:
         With `repeats`, it must be a condition that has the same value each time. Raises `InvalidQuery`.
         """
         try:
-            made = self._pairs.select(expr(text))
-            [kind_of] = [one.dataType for one in made.schema] or [None]
+            with _unlogged():
+                made = self._pairs.select(expr(text))
+            [kind_of] = [one.dataType for one in made.schema]
             plan = made._jdf.queryExecution().analyzed()
             is_one = plan.nodeName() == "Project" and plan.children().head().nodeName() == "Join"
             found = plan.expressions().head()
@@ -107,6 +110,17 @@ class Expressions:
         pairs = [*_equated(found)]
         equated = dict(filter(None, pairs))
         return Expression(text, kind_of, columns, equated, len(equated) == len(pairs), copied)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keeps PySpark from logging the stack trace of a wrong expression, since its error has one line."""
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _columns(attributes: Any) -> Iterator[tuple[str, str]]:

@@ -180,7 +180,9 @@ class Source:
             keys = conform(found, Schema([schema.field(name)])).column(0).to_pylist()
         except InvalidData:
             return None
-        return [Range.exactly(key) for key in keys] if is_listed else [Range(*keys, max_inclusive=True)]
+        if is_listed:
+            return [Range.exactly(key) for key in keys]
+        return [Range(keys[0], keys[1], max_inclusive=True)]
 
 
 # The join of the table's rows with those of the source.
@@ -218,7 +220,7 @@ def changed_pairs(source: Source, context: TableContext, clauses: Clauses, targe
     target = target.select(*shown, struct(*columns.values()).alias(BEFORE))
     is_there = {"matched": (True, True), "not_matched": (False, True), "by_source": (True, False)}
     joined = _joined(source, target, clauses)
-    chosen = None
+    chosen = case(lit(False), lit(None).cast("int"))
     for number, clause in enumerate(clauses.listed):
         has_row, has_source = (
             col(name).isNotNull() if there else col(name).isNull()
@@ -228,7 +230,7 @@ def changed_pairs(source: Source, context: TableContext, clauses: Clauses, targe
         if clause.condition is not None:
             holds &= expr(clause.condition)
         value = lit(None if clause.action == "nothing" else number).cast("int")
-        chosen = case(holds, value) if chosen is None else chosen.when(holds, value)
+        chosen = chosen.when(holds, value)
     acting = joined.withColumn(CLAUSE, chosen).where(col(CLAUSE).isNotNull())
     values = [
         case(

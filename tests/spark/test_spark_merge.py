@@ -198,7 +198,9 @@ def test_rows_that_are_changed_twice_are_refused(spark: SparkSession, instance: 
     )
     update = dm.WhenMatched(update={"v": dm.sql("s.v")})
     for one in (table, other):
-        with pytest.raises(AmbiguousRows, match="several rows of the source change the row with k 1; make them"):
+        with pytest.raises(
+            AmbiguousRows, match="several rows of the source change the row with k 1; make them"
+        ):
             merge(twice, one, ["k"], update)
         assert staged_objects(one) == []
     with pytest.raises(AmbiguousRows, match="k 7"):
@@ -444,7 +446,7 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
         (table, "t.k = s.q", every, InvalidQuery, "'t.k = s.q' is no expression: .*`s`.`q`"),
         (table, "t.k", every, InvalidQuery, "is bigint, not a condition"),
         (table, "t.k = s.k AND rand() < 0.5", every, InvalidQuery, "another value each time"),
-        (table, "t.k = max(s.k)", every, InvalidQuery, "over one row"),
+        (table, "max(t.k = s.k)", every, InvalidQuery, "over one row"),
         (table, "t.k IN (SELECT 1)", every, InvalidQuery, "over one row"),
         (table, ["k"], [], InvalidInput, "no clause updates"),
         (table, ["k"], dm.WhenMatched(), InvalidInput, "no clause updates"),
@@ -474,7 +476,7 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
     with pytest.raises(InvalidInput, match="filter hides rows"):
         merge(source, table, ["k"], every)
     with pytest.raises(NotARowTable):
-        instance.create_row_table("edited", [dm.Column("v", dm.LONG)])
+        instance.create_row_table("edited", [dm.Column("v", "INTEGER")])
         merge(source, instance.table("edited"), ["k"], every)
     assert (staged_objects(table), attempts(table.context)) == ([], 0)
 
