@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,7 +24,6 @@ from dormouse.errors import (
     DormouseError,
     EditConflict,
     InvalidInput,
-    InvalidQuery,
     QueryOvertaken,
 )
 from dormouse.model.cut import Position
@@ -33,6 +33,7 @@ from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import check_not_edited, is_keyed
 from dormouse.model.text import check_text
+from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.reading.changes import Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
@@ -132,9 +133,11 @@ class Done:
     applied: bool
 
 
-def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
+def edited_alone(
+    context: TableContext, change: Change, edit_id: str | None, attempts_max: int, kind: str = "edit"
+) -> Done:
     """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
-    with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
+    with Edit(context.supplier, edit_id, kind, attempts_max) as edit:
         applied = edit.is_new or not edit.is_applied(context)
         if applied:
             edit.add(context, change)
@@ -227,6 +230,11 @@ class Edit:
                 found[kind] += count
         return found
 
+    @property
+    def files(self) -> list[FileWithReferences]:
+        """The files of all changes."""
+        return [file for planned in self._planned for file in planned.computed.files]
+
     def is_applied(self, context: TableContext) -> bool:
         """Returns whether this edit was applied before, by what a table records."""
         return context.store.is_applied(self._commit_id)
@@ -256,7 +264,7 @@ class Edit:
         """
         looks = moves = 0
         while self._planned or self._works:
-            concern = self._concerned if looks >= LOOKS_FREE else None
+            concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
                 applied = self._committed(self._parts(), concern)
             except Disturbed as disturbed:
@@ -305,21 +313,31 @@ class Edit:
         numbers = self._groups()[found.part]
         return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
 
-    def _concerned(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
         concerned = []
         for one in found:
             planned = self._planned[self._of(one)]
-            till = now(planned.context, planned.at)
-            if _concerns(planned, till, one.files):
+            context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
+            till = now(context, planned.at)
+            if _concerns(planned.computed.concern, context, planned.at, till, one.files):
                 concerned.append(one)
             else:
                 planned.at = till
         return concerned
 
+    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+        """Returns the same while this edit has its locks.
+
+        Uses other connections than this process has, which may all wait for these locks.
+        """
+        dsn = self._planned[0].context.dsn
+        with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
+            return self._concerned(found, apart)
+
     def _compute_again(self, found: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(map(self._of, found)) or range(len(self._planned))
+        numbers = sorted(set(map(self._of, found)).union(self._loads())) if found else self._all()
         if found and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
         self.attempts += bool(found)
@@ -327,6 +345,20 @@ class Edit:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
             self._planned[number] = self._computed(planned.context.followed(), planned.change)
+
+    def _all(self) -> list[int]:
+        return list(range(len(self._planned)))
+
+    def _loads(self) -> list[int]:
+        """Returns the numbers of the changes that read nothing and have a place among loads of a keyed table.
+
+        When others are computed again, they get later places, as if the whole edit began anew.
+        """
+        return [
+            number
+            for number, planned in enumerate(self._planned)
+            if planned.attempt.place is not None and planned.computed.concern is None
+        ]
 
     def _computed(self, context: TableContext, change: Change) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""
@@ -389,15 +421,16 @@ class Edit:
         raise unknown or AssertionError
 
 
-def _concerns(planned: _Planned, till: Position, files: frozenset[str] | None) -> bool:
-    """Returns whether commits since a change read its rows, up to a moment, changed rows that concern it."""
-    concern, context = planned.computed.concern, planned.context
+def _concerns(
+    concern: Concern | None, context: TableContext, at: Position, till: Position, files: frozenset[str] | None
+) -> bool:
+    """Returns whether commits between two moments changed rows that concern a change."""
     if concern is None:
         return False
     try:
-        found = changes(context, planned.at, till, near=Near(concern.ranges, files), as_known=True)
+        found = changes(context, at, till, near=Near(concern.ranges, files), as_known=True)
         return concern.of(context, iter(found))
-    except (InvalidQuery, DormouseError):
+    except DormouseError:
         return True  # what changed is no longer known, or cannot be read: compute again
 
 

@@ -44,7 +44,8 @@ nor all of them in a variable would be fast.
 """
 LITERAL_CHARACTERS_MAX = 1_000
 """The most characters of a parameter that becomes a literal."""
-_PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
+PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
+"""A pattern of a parameter: ?, ?1, $1, $name or $"name"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def placed(
     statement does not have, and for parameters without a value.
     """
     text = statement.select
-    values = _values(statement.parameters, parameters)
+    values = parameter_values(statement.parameters, parameters)
     planned, names = _with_variables(text, values, tree)
     if names is None:
         return Placed(text, text, {}, is_settled=False)
@@ -85,7 +86,7 @@ def _is_unsettled(text: str) -> bool:
     return any(word in _UNSETTLED and following == "(" for word, following in pairwise(found))
 
 
-def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def parameter_values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     """Returns values by the parameters' names in lower case; raises `InvalidQuery` if the names differ."""
     if isinstance(parameters, Mapping):
         given = {str(name).lower(): value for name, value in parameters.items()}
@@ -115,7 +116,7 @@ def _with_variables(
     raw, parts, end = statement.encode(), [], 0
     names: dict[str, str | None] = {}
     for start, kind in duckdb.tokenize(statement):
-        found = _PARAMETER.match(raw, start) if kind == duckdb.token_type.operator else None
+        found = PARAMETER.match(raw, start) if kind == duckdb.token_type.operator else None
         if found is None:
             continue
         name = (found[1] or found[2] or b"").decode().lower()
@@ -232,7 +233,7 @@ def wanted(planning: Planning, interruption: Interruption | None = None) -> Want
     Raises `InvalidQuery` for errors that DuckDB finds while planning. Some errors appear only when it runs.
     """
     schemas, statement = planning.schemas, planning.statement
-    with _planner() as planner, _watched(planner, interruption):
+    with idle_planner() as planner, _watched(planner, interruption):
         planner.make(schemas)
         found = placed(statement, planning.parameters, planner.tree)
         with planner.at(planning.moment):
@@ -315,6 +316,23 @@ class _Planner:
         """Returns the JSON tree that DuckDB's parser makes of a statement."""
         return self._json(f"SELECT json_serialize_sql({text(statement)})")
 
+    def text_of(self, node: Node) -> str:
+        """Returns the text of a SELECT that is given by its part of a tree of `tree`."""
+        tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
+        try:
+            [[found]] = self._connection.execute(
+                f"SELECT json_deserialize_sql({text(json.dumps(tree))})"
+            ).fetchall()
+        except duckdb.Error as error:
+            raise InvalidQuery(f"a value of the expression is too large: {first_line(error)}") from None
+        return str(found)
+
+    def check(self, statement: str) -> None:
+        """Raises `InvalidQuery` for a statement that DuckDB cannot bind."""
+        answer = self._plan(statement, optimize=False)
+        if answer["error"] and answer.get("error_type") in _REFUSED:
+            raise InvalidQuery(first_line(ValueError(answer["error_message"])))
+
     def plan(self, statement: Placed) -> Node:
         """Returns DuckDB's plan of a statement as JSON, or its error."""
         with self._variables(statement.variables):
@@ -395,7 +413,8 @@ _free: dict[int, list[_Planner]] = {}
 
 
 @contextmanager
-def _planner() -> Iterator[_Planner]:
+def idle_planner() -> Iterator[_Planner]:
+    """Yields a planner that no other thread uses meanwhile."""
     free = _free.setdefault(os.getpid(), [])
     try:
         planner = free.pop()
