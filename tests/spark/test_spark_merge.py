@@ -33,6 +33,7 @@ from dormouse.errors import (
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.spark import merge, merges
 from tests.support.api import Instance, Table
+from tests.support.reading import arrow_schema
 
 ROWS = dm.Schema(
     [dm.Field("k", dm.LONG)],
@@ -205,6 +206,8 @@ def test_rows_that_are_changed_twice_are_refused(spark: SparkSession, instance: 
         assert staged_objects(one) == []
     with pytest.raises(AmbiguousRows, match="k 7"):
         merge(twice, other, ["k"], dm.WhenNotMatched(insert="*"))
+    with pytest.raises(InvalidInput, match="inserts the row with k 1, which is there already"):
+        merge(twice.limit(1), other, "t.s = s.s", dm.WhenNotMatched(insert="*"))
     # a clause that does nothing changes no row
     done = merge(twice, table, ["k"], [dm.WhenMatched("s.s = 'x'"), update])
     assert (done.updated, rows_of(table)["v"].to_pylist()) == (2, [6.0, 6.0, 2.0])
@@ -215,7 +218,7 @@ def test_rows_that_are_changed_twice_are_refused(spark: SparkSession, instance: 
 def test_an_edit_id_is_applied_once_and_the_source_is_read_once(
     spark: SparkSession, instance: Instance, tmp_path: Path
 ) -> None:
-    table, folder = keyed(instance), tmp_path / "read"
+    table, folder = keyed(instance, attempt_expiry_seconds=0), tmp_path / "read"
     folder.mkdir()
 
     def noted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -233,6 +236,11 @@ def test_an_edit_id_is_applied_once_and_the_source_is_read_once(
     again = merge(source, table, ["k"], clauses, edit_id="once")
     assert (again.applied, again.inserted, again.updated) == (False, 0, 0)
     assert (bag(rows_of(table)), len(list(folder.iterdir()))) == (before, 2)
+    # a task that Spark ran twice may write after the commit
+    [name] = {one.filename for one in table.context.store.file_references()}
+    table.context.objects.put(f"{name.rpartition('/')[0]}/late.parquet", b"rows")
+    table.context.attempts.collect(table.context.table)
+    assert (staged_objects(table), bag(rows_of(table))) == ([], before)
 
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[int], object]) -> None:
@@ -261,7 +269,7 @@ def test_a_merge_is_computed_again_for_rows_that_concern_it(
         [(4, 100, "new"), (5, 100, "new"), (9, 100, "new")], "k long, v long, s string"
     )
     clauses = [dm.WhenMatched(update={"v": dm.sql("t.v + s.v")}), dm.WhenNotMatched(insert="*")]
-    commits = {1: [(6, 1)], 2: [(5, 7)], 3: [(12, 1)]}
+    commits = {1: [(6, 1)], 2: [(5, 7)], 3: [(12, 1)], 4: [(12, 1)]}
     seen: list[int] = []
 
     def disturb(number: int) -> None:
@@ -281,6 +289,12 @@ def test_a_merge_is_computed_again_for_rows_that_concern_it(
     assert report.attempts == 2
     assert sorted(found) == ([1_007] if layout == "keyed" else [1_007, 1_100])
     assert staged_objects(table) == []
+    if layout == "keyed":
+        # a row that does not match, but has the key of an inserted one
+        source = spark.createDataFrame([(12, 1, "new")], "k long, v long, s string")
+        table.delete({"k": 12})
+        with pytest.raises(InvalidInput, match="k 12, which is there already"):
+            merge(source, table, "t.k = s.k AND s.v > 1", dm.WhenNotMatched(insert="*"))
 
 
 @pytest.mark.slow
@@ -354,9 +368,9 @@ def of_every_type(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_values_of_every_type_stay_as_they_are(spark: SparkSession, instance: Instance) -> None:
-    """Also in a session of another time zone, and after changes of the columns."""
+    """The session has another time zone, and the table's columns were changed."""
     table = instance.create_table("t", EVERY_TYPE)
-    schema = pa.schema([table_field(one) for one in EVERY_TYPE.fields])
+    schema = arrow_schema(EVERY_TYPE)
     rows = pa.Table.from_pylist(of_every_type(12), schema)
     table.ingest(rows.slice(0, 6))
     table.rename_column("small", "little")
@@ -387,12 +401,6 @@ def test_values_of_every_type_stay_as_they_are(spark: SparkSession, instance: In
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def table_field(one: dm.Field) -> pa.Field:
-    from dormouse.data.arrow_schema import arrow_field
-
-    return arrow_field(one)
-
-
 @pytest.mark.slow
 def test_merged_rows_are_deleted_by_their_keys(spark: SparkSession, instance: Instance) -> None:
     table = instance.create_table(
@@ -411,6 +419,18 @@ def test_merged_rows_are_deleted_by_their_keys(spark: SparkSession, instance: In
     assert rows_of(table).to_pylist() == [
         {"k": k, "v": v} for k, v in ((0, 0), (2, 6), (3, 10), (4, 12), (5, 15))
     ]
+
+
+@pytest.mark.slow
+def test_no_condition_tells_the_two_zeros_apart(spark: SparkSession, instance: Instance) -> None:
+    """Otherwise one of two rows that are equal in SQL would be deleted with the other."""
+    table = every_row(instance)
+    table.ingest(pa.table({"k": [1, 1, 2], "at": [0, 0, 0], "v": [0.0, -0.0, -0.0], "s": ["a", "b", "c"]}))
+    source = spark.createDataFrame([(1,)], "k long")
+    report = merge(source, table, ["k"], dm.WhenMatched("cast(t.v AS string) = '0.0'", update={"s": "new"}))
+    assert report.updated == 2
+    expected = [(1, 0, 0.0, "new"), (1, 0, -0.0, "new"), (2, 0, -0.0, "c")]
+    assert bag(rows_of(table)) == sorted(map(repr, expected))
 
 
 @pytest.mark.slow
