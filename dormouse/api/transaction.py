@@ -67,7 +67,7 @@ class Transaction:
 
     @property
     def attempts(self) -> int:
-        """How often its changes were computed, because other commits changed the rows that they read."""
+        """The number of times that its changes were computed: more than 1 if other commits changed rows."""
         return self._edit.attempts
 
     def __enter__(self) -> Self:
@@ -99,17 +99,19 @@ class Transaction:
         """Loads rows into a keyed table, as `Table.upsert` does in this process. Raises its errors."""
         self._load(table, data, deletes, progress, upserts=True)
 
-    def delete(self, table: str, where: DeleteWhere) -> None:
+    def delete(self, table: str, where: DeleteWhere | Sql) -> None:
         """Deletes the rows that meet a condition, as `Table.delete` does. Raises its errors."""
         from dormouse.writing.plain_changes import Replace
 
-        self._add(table, lambda of: Replace(where))
+        self._add(table, lambda of: Replace(of.sessions(), where))
 
-    def replace(self, table: str, where: DeleteWhere, data: Any, *, progress: Progress = no_progress) -> None:
+    def replace(
+        self, table: str, where: DeleteWhere | Sql, data: Any, *, progress: Progress = no_progress
+    ) -> None:
         """Deletes the rows that meet a condition, and adds others, as `Table.replace` does."""
         from dormouse.writing.plain_changes import Given, Replace
 
-        self._add(table, lambda of: Replace(where, Given(data), progress))
+        self._add(table, lambda of: Replace(of.sessions(), where, Given(data), progress))
 
     def put_payloads(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
         """Stores payloads, as `PayloadStore.put_many` does. Raises its errors, some of them at the end."""
@@ -154,13 +156,25 @@ class Transaction:
         self._add(table, merge)
 
     def _load(self, table: str, data: Any, deletes: str | None, progress: Progress, *, upserts: bool) -> None:
+        from dormouse.writing.merging import PartialUpsert
         from dormouse.writing.plain_changes import Given, Load
 
-        self._add(table, lambda of: Load(Given(data), upserts, deletes, progress))
-
-    def _add(self, name: str, change: Callable[[Tables], Change]) -> None:
         self._check_usable()
-        table = self._find(name)
+        known = self._find(table)
+        data, is_partial = self._tables.partial(known.context, data, "local") if upserts else (data, False)
+
+        def load(of: Tables) -> Change:
+            if not is_partial:
+                return Load(Given(data), upserts, deletes, progress)
+            made = PartialUpsert(of.sessions(), data, deletes=deletes, progress=progress)
+            self._closing.callback(made.close)
+            return made
+
+        self._add(table, load, known)
+
+    def _add(self, name: str, change: Callable[[Tables], Change], table: Table | None = None) -> None:
+        self._check_usable()
+        table = table or self._find(name)
         if self._is_repeated is None:
             self._is_repeated = not self._edit.is_new and self._edit.is_applied(table.context)
         if not self._is_repeated:

@@ -208,11 +208,12 @@ class RowSearch:
     def _places(self, number: int, column: pa.Array, start: int, end: int) -> Numbers:
         """Returns the place of an equal value among consecutive searched rows; -1 without one."""
         known, values = comparable(column, self._kinds[number]), self._numbers[number]
-        if values is None:
+        numbers = None if values is None else _numbers(known)
+        if values is None or numbers is None:
             near = self._columns[number].slice(start, end - start)
             places = pc.index_in(known, near).fill_null(-1).to_numpy().astype(np.int64)
             return np.where(places < 0, -1, places + start)
-        numbers, near = _numbers(known), values[start:end]
+        near = values[start:end]
         places = np.minimum(np.searchsorted(near, numbers), len(near) - 1)
         return np.where(near[places] == numbers, places + start, -1)
 
@@ -231,7 +232,8 @@ class RowSearch:
         if values is not None and numbers is not None:
             return np.concatenate([values[wanted], numbers])
         both = pa.concat_arrays([self._columns[number].take(pa.array(wanted)), known])
-        return both.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+        codes: Numbers = both.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+        return codes
 
 
 @dataclass(frozen=True, slots=True)

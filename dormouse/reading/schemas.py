@@ -23,7 +23,8 @@ from dormouse.model.reshaping import (
     without_column,
 )
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord, current_condition
+from dormouse.model.stored_conditions import current_condition
+from dormouse.model.table import TableRecord
 from dormouse.model.types import DataType, Field
 from dormouse.reading.where import value_of
 from dormouse.state.context import TableContext

@@ -22,7 +22,8 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import ROWS_MAX, ListedRows, current_condition, stored_condition
+from dormouse.model.stored_conditions import ListedRows, current_condition, stored_condition
+from dormouse.model.table import ROWS_MAX
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 from dormouse.objects.store import ObjectStore
@@ -383,7 +384,7 @@ def _deletion_of(columns: _Columns, deletion_id: int, condition: str, is_erasure
     # an open range is refused now; one recorded by an earlier release also deleted nulls
     conditions = tuple(replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
     corners = corners_of(schema, recorded.ranges)
-    rows = stored.rows and _row_set(schema, stored.rows)
+    rows = None if stored.rows is None else _row_set(schema, stored.rows)
     return Deletion(deletion_id, condition, recorded.ranges, conditions, is_erasure, corners, rows)
 
 

@@ -18,7 +18,8 @@ from dormouse.errors import InvalidQuery
 from dormouse.model.json_values import json_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
-from dormouse.model.table import ListedRows, is_keyed
+from dormouse.model.stored_conditions import ListedRows
+from dormouse.model.table import is_keyed
 from dormouse.reading.row_sets import comparable, content_name
 from dormouse.reading.table_view import key_bounds
 from dormouse.reading.where import condition_of, question
@@ -97,7 +98,7 @@ def _portions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _is_full(held: Sequence[pa.Table], of: int = 1) -> bool:
-    rows, byte_count = sum(one.num_rows for one in held), sum(one.nbytes for one in held)
+    rows, byte_count = sum(one.num_rows for one in held), sum(int(one.nbytes) for one in held)
     return of * rows >= ROWS_MAX or of * byte_count >= BYTES_MAX
 
 

@@ -82,7 +82,11 @@ def place(row: Row, names: Sequence[str]) -> tuple[Any, ...]:
 
 def seen(rows: Any) -> list[str]:
     """Returns rows in an order of their own, as exact texts."""
-    return sorted(repr(list(row.values())) for row in rows)
+    return sorted(repr([(name, exact(row[name])) for name in sorted(row)]) for row in rows)
+
+
+def exact(value: Any) -> Any:
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
 
 
 def data(rows: Sequence[Row], schema: dm.Schema = SCHEMA) -> pa.Table:
@@ -213,7 +217,8 @@ def test_listed_rows_of_some_keys_stay_in_files_of_other_keys(instance: Instance
     [one] = model.table.deletions()
     keys = [row["k"] for row in gone]
     condition = json.loads(one.condition)
-    assert condition["k"] == [{"min": min(keys), "max": max(keys), "max_inclusive": True}]
+    [bounds] = condition["k"]
+    assert (bounds["min"], bounds["max"], bounds["max_inclusive"]) == (min(keys), max(keys), True)
     assert condition["__rows"]["count"] == len({place(row, KEYS) for row in gone})
     assert (condition["__rows"]["columns"], one.by_values) == ([*KEYS], False)
     model.check()
@@ -225,6 +230,7 @@ def test_many_rows_are_listed_by_few_deletions(
     instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listed_deletions, "ROWS_MAX", 40_000)
+    monkeypatch.setattr(listed_deletions, "_PIECE_ROWS", 10_000)
     monkeypatch.setattr(listed_deletions, "SORTED_BYTES", 1 << 20)
     schema = dm.Schema([dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.STRING)])
     table = instance.create_table("t", schema, layout=layout)
@@ -240,7 +246,7 @@ def test_many_rows_are_listed_by_few_deletions(
 
     for names, expected in ((["t", "k"], 200_000), (["k", "t", "v"], 200_000)):
         made = listed_deletions.deletions_of_rows(table.context, (one.select(names) for one in batches()))
-        assert len(made) == 3
+        assert len(made) in (3, 4)
         ends = sorted((one.bounds.min_keys[0], one.bounds.max_keys[0]) for one in made)
         assert all(before[1] < after[0] for before, after in pairwise(ends)), "by key"
         for one in made:
@@ -259,9 +265,9 @@ def test_many_rows_are_listed_by_few_deletions(
 
 def test_no_rows_and_few_rows_need_no_file(instance: Instance) -> None:
     model = Model(instance)
-    model.ingest(rows_of(Random(3), 20))
+    model.ingest(rows_of(Random(3), 60))
     assert listed(model.table, [], KEYS) == 0
-    plain_ones = [row for row in model.rows if row["l"] is None]
+    plain_ones = [row for row in model.rows if row["l"] is None and not row["w"]]
     model.delete([plain_ones[0]] * 3, [name for name in SCHEMA.names if name != "l"])
     schema = dm.Schema([dm.Field("k", dm.LONG)])
     single = instance.create_table("single", schema)
@@ -290,14 +296,11 @@ def test_a_deletion_follows_the_names_and_types_of_columns(instance: Instance) -
     table.widen_column("k", dm.LONG)
     table.widen_column("f", dm.DOUBLE)
     table.add_column(dm.Field("n", dm.LONG), default=5)
-    expected = seen(row | {"n": 5} for row in before)
-    assert seen(table.query().read_all().to_pylist()) == expected
-    assert seen(instance.sql("select * from t").read_all().to_pylist()) == expected
-    assert seen(table.query(as_of=cut).read_all().to_pylist()) == seen(before)
     # rows of files that lack the new column have its default
-    left = [
-        dict(zip(table.schema.names, row.values(), strict=True)) for row in (r | {"n": 5} for r in before)
-    ]
+    left = [dict(zip(table.schema.names, [*row.values(), 5], strict=True)) for row in before]
+    assert seen(table.query().read_all().to_pylist()) == seen(left)
+    assert seen(instance.sql("select * from t").read_all().to_pylist()) == seen(left)
+    assert seen(table.query(as_of=cut).read_all().to_pylist()) == seen(before)
     more = [left[0], left[1] | {"n": 6}, left[2]]
     assert listed(table, more, ["key", "s", "t", "k", "n"]) == 1
     gone_too = {place(row, ["key", "s", "t", "k", "n"]) for row in more}
@@ -317,7 +320,7 @@ def test_listed_rows_are_forgotten_with_their_deletion(instance: Instance) -> No
     model = Model(instance)
     model.table.set_properties(**properties.model_dump())
     model.ingest(rows_of(Random(5), 30))
-    model.delete(model.rows[:5], KEYS)
+    model.delete(model.rows[:5], [*KEYS, "x"])
     model.table.compact(full=True, engine="local")
     model.table.collect_garbage()
     assert model.table.deletions() == []
@@ -325,7 +328,7 @@ def test_listed_rows_are_forgotten_with_their_deletion(instance: Instance) -> No
     model.table.collect_garbage()
     kept = "select count(*) from deletion_content"
     assert query(instance._supplier, kept) == [(1,)], "the last number is kept, with its rows"
-    model.delete(model.rows[:5], KEYS)
+    model.delete(model.rows[:5], [*KEYS, "x"])
     model.table.collect_garbage()
     assert query(instance._supplier, kept) == [(1,)]
     model.check()
@@ -337,7 +340,7 @@ def test_a_table_of_the_same_name_has_its_own_listed_rows(instance: Instance) ->
     for number in range(2):
         model = Model(instance)
         model.ingest(rows_of(Random(6), 40))
-        model.delete(model.rows[10 * number : 10 * number + 10], KEYS)
+        model.delete(model.rows[10 * number : 10 * number + 10], [*KEYS, "x"])
         assert [one.deletion_id for one in model.table.deletions()] == [1]
         model.check()
         instance.drop_table("t")
@@ -346,7 +349,7 @@ def test_a_table_of_the_same_name_has_its_own_listed_rows(instance: Instance) ->
 def test_damaged_or_lost_rows_are_reported(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(instance)
     model.ingest(rows_of(Random(7), 40))
-    assert listed(model.table, model.rows[:10], KEYS)
+    assert listed(model.table, model.rows[:10], [*KEYS, "x"])
     [(content,)] = query(instance._supplier, "select content from deletion_content")
     other = bytes(content[:-30]) + bytes([content[-30] ^ 1]) + bytes(content[-29:])
     with instance._supplier.connection() as conn:
@@ -361,9 +364,10 @@ def test_damaged_or_lost_rows_are_reported(instance: Instance, monkeypatch: pyte
 
 
 def test_a_table_with_one_row_a_key_or_with_merged_rows_refuses(instance: Instance) -> None:
-    kept = instance.create_table("kept", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
+    keyed = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+    kept = instance.create_table("kept", keyed, properties=dm.TableProperties(keep="newest_row"))
     with pytest.raises(InvalidQuery, match="keeps one row of each key"):
-        listed(kept, rows_of(Random(8), 2), KEYS)
+        listed(kept, [{"k": 1, "v": 1}, {"k": 2, "v": 2}], ["k"])
     schema = dm.Schema([dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.LONG)])
     merged = instance.create_table("merged", schema, properties=dm.TableProperties(aggregate="sum(v)"))
     rows = [{"k": k, "t": t, "v": 1} for k in range(4) for t in range(3)] * 2
@@ -383,7 +387,7 @@ def test_files_for_other_readers_are_refused_until_a_compaction(instance: Instan
     model = Model(instance)
     for number in range(2):
         model.ingest([row | {"l": None} for row in rows_of(Random(number), 2_000)])
-    model.delete(model.rows[:10], KEYS)
+    model.delete(model.rows[:10], [*KEYS, "x"])
     with pytest.raises(InvalidQuery, match="deletion 1 of table 't' lists rows, maybe of file"):
         model.table.live_files()
     model.table.compact(full=True, engine="local")

@@ -22,7 +22,7 @@ import psycopg
 from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
 from dormouse.model.region import decode_value, encode_key
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import current_condition, given_condition
+from dormouse.model.stored_conditions import current_condition, given_condition
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
@@ -127,12 +127,11 @@ class Deletions:
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         bounds = deletion.bounds
         values = {**key, **bounds.arrays(), "condition": deletion.condition, "by_values": deletion.by_values}
-        listed = deletion.rows
+        listed, schema = deletion.rows, self._own.table.schema
         values |= {
             "content_id": None if listed is None else narrow_id(listed.name),
             "content": None if listed is None else listed.content,
         }
-        schema = self._own.table.schema
         values["min_key"] = encoded_beginning(schema, bounds.min_keys)
         values["max_key"] = encoded_beginning(schema, bounds.max_keys)
         is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
