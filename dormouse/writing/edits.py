@@ -187,7 +187,9 @@ class _Planned:
 class Edit:
     """Changes of one or more tables that are committed together, once for each id. One thread uses it.
 
-    Use it as a context manager: changes that are not committed at the end of the block leave nothing.
+    Use it as a context manager: changes that are not committed at the end of the block leave nothing. With
+    `leftovers`, each change confirms its attempt, and other processes may still write objects of it; see
+    `WriteAttempts.finish`.
     """
 
     def __init__(
@@ -196,8 +198,11 @@ class Edit:
         edit_id: str | None,
         kind: str = "edit",
         attempts_max: int = ATTEMPTS_MAX,
+        *,
+        leftovers: bool = False,
     ) -> None:
         self._supplier = supplier
+        self._leftovers = leftovers
         if not isinstance(attempts_max, int) or isinstance(attempts_max, bool) or attempts_max < 1:
             raise InvalidInput(f"attempts_max must be a whole number of attempts, not {attempts_max!r}")
         self.is_new = edit_id is None
@@ -217,7 +222,7 @@ class Edit:
         if kind is not None and issubclass(kind, CommitOutcomeUnknown):
             return  # the files may be live; collection decides
         for context, attempt in self._open:
-            context.attempts.discard(attempt)
+            context.attempts.discard(attempt, leftovers=self._leftovers)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -282,7 +287,7 @@ class Edit:
                 self._compute_again([])
             else:
                 if applied:
-                    self._open.clear()
+                    self._close()
                 return applied
         return True
 
@@ -304,7 +309,8 @@ class Edit:
                     [replace(file, deletions_till=None) for one in some for file in one.computed.files],
                     [deletion for one in some for deletion in one.computed.deletions],
                     [one.read for one in some if one.read is not None],
-                    [one.attempt.attempt_id for one in some if one.is_recorded],
+                    [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
+                    self._leftovers,
                 )
             )
         return parts
@@ -390,7 +396,13 @@ class Edit:
 
     def _discard(self, context: TableContext, attempt: WriteAttempt) -> None:
         self._open.remove((context, attempt))
-        context.attempts.discard(attempt)
+        context.attempts.discard(attempt, leftovers=self._leftovers)
+
+    def _close(self) -> None:
+        """Forgets the attempts that a commit ended."""
+        for context, attempt in self._open if self._leftovers else ():
+            context.attempts.delete_leftovers(attempt, context.store.own)
+        self._open.clear()
 
     def _along(self, conn: psycopg.Connection[Any]) -> None:
         for work in self._works:

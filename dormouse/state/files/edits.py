@@ -60,13 +60,17 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end."""
+    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end.
+
+    For `leftovers`, see `WriteAttempts.finish`.
+    """
 
     store: FileReferenceStore
     files: Sequence[FileWithReferences] = ()
     deletions: Sequence[NewDeletion] = ()
     reads: Sequence[Read] = ()
     attempts: Sequence[str] = ()
+    leftovers: bool = False
 
     @property
     def table_id(self) -> int:
@@ -138,14 +142,15 @@ def commit(
 
 
 def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
-    """Commits parts without deletions as `commit` does, in one round trip; returns whether it did.
+    """Commits parts without deletions or leftovers like `commit`, in one round trip; returns whether it did.
 
     Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
     """
     wholes = []
     for part in sorted(parts, key=lambda part: part.table_id):
         add = Commit(part.files, commit_id, expires=False, same_content=False)
-        whole = None if part.deletions else part.store.whole("add_files", [add], ending=part.attempts)
+        is_plain = not part.deletions and not part.leftovers
+        whole = part.store.whole("add_files", [add], ending=part.attempts) if is_plain else None
         if whole is None:
             return False
         wholes.append((part, whole))
@@ -206,4 +211,4 @@ def _apply(conn: psycopg.Connection[Any], part: Part, commit_id: str) -> None:
         error: DormouseError = result.error
         raise error
     if part.attempts:
-        WriteAttempts.finish(conn, part.table_id, list(part.attempts))
+        WriteAttempts.finish(conn, part.table_id, list(part.attempts), leftovers=part.leftovers)
