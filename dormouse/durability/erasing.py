@@ -54,7 +54,7 @@ from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
 from dormouse.writing.deleting import asked_to_delete, names_values
-from dormouse.writing.ingest import check_engine, choose_engine
+from dormouse.writing.engines import check_engine, choose_engine
 
 # A table's rows may also be in unknown objects, in old versions of deleted objects, and in backups.
 

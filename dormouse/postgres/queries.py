@@ -369,6 +369,24 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[A
     return found
 
 
+_BEGIN, _COMMIT = Statement(sql.SQL("begin")), Statement(sql.SQL("commit"))
+
+
+def execute_together(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> psycopg.Error | None:
+    """Executes statements in one transaction and one round trip; `conn` must be in autocommit mode.
+
+    Returns None once it is committed, or the first error, after which nothing was applied. If the connection
+    dies, raises OperationalError and closes the connection. The outcome is unknown then.
+    """
+    calls = [(_BEGIN, {}), *calls, (_COMMIT, {})]
+    for _ in range(2):
+        found = _answers(conn, calls, [])
+        error = next((answer for answer in found if isinstance(answer, psycopg.Error)), None)
+        if not isinstance(error, errors.InvalidSqlStatementName):  # see execute_each
+            break
+    return error
+
+
 def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Call]) -> list[Answer]:
     """Returns the answers to `calls`, and appends each call to `made`, because `calls` may be an iterator."""
     try:
@@ -406,9 +424,8 @@ class _Pipeline:
         buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
         types, formats = self._adapters.types or (), self._adapters.formats
         text = statement.text(self._conn)
-        if (
-            self._conn.prepare_threshold is None
-        ):  # a pooler is between: the next statement may run in another session
+        # with a pooler between, the next statement may run in another session; and a transaction must end
+        if self._conn.prepare_threshold is None or statement in (_BEGIN, _COMMIT):
             self._pgconn.send_query_params(text, buffers, types, formats)
         else:
             self._pgconn.send_query_prepared(self._name((text, types)), buffers, formats)

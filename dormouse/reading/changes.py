@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
@@ -143,6 +143,23 @@ INSERT, DELETE = "insert", "delete"
 _Pages: TypeAlias = Iterator[list[ChangedFile]]
 
 
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A limit of changes to rows with keys in some ranges, and to some of the added files if these are known.
+
+    More rows of the files and of restores may be read.
+    """
+
+    ranges: KeyRanges = field(default_factory=KeyRanges)
+    files: frozenset[str] | None = None
+
+    def pages(self, pages: _Pages) -> _Pages:
+        files = self.files
+        if files is None:
+            return pages
+        return ([one for one in page if one.filename in files] for page in pages)
+
+
 def changes(
     context: TableContext,
     after: Position,
@@ -152,6 +169,7 @@ def changes(
     interruption: Interruption | None = None,
     at_end: Callable[[], object] = lambda: None,
     as_known: bool = False,
+    near: Near | None = None,
 ) -> pa.RecordBatchReader:
     """Returns the rows ingested after one moment and up to another, each once, as they were ingested.
 
@@ -162,7 +180,7 @@ def changes(
 
     The columns are the wanted ones of the table at the later moment, and `_change`. With `as_known` they are
     the context's columns instead. Between two deletions or restores, rows are in no particular order.
-    `at_end` is called after the last row.
+    `at_end` is called after the last row. `near` limits the rows.
 
     Raises `InvalidQuery`, and the errors of `pages_between` and `events_between`. While it is read, raises
     `CutExpired` when a file is collected meanwhile, `ObjectNotFound` for a lost file, and `ObjectDamaged` for
@@ -174,11 +192,14 @@ def changes(
     interruption = interruption or Interruption()
     # errors about what cannot be read are raised here, before the first row
     pages, events = pages_between(context, after, till), events_between(context, after, till)
+    near = near or Near()
+    pages = near.pages(pages)
     if is_keyed(context.properties):
-        rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
+        keyed = KeyedChanges(context, after, till, interruption, schema, near.ranges)
+        rows = _of_keys(keyed, pages, events, near.ranges)
     else:
         steps = _steps(pages, events)
-        rows = _Reading(context, names, schema, after, interruption).rows(steps)
+        rows = _Reading(context, names, schema, after, interruption, near.ranges).rows(steps)
     found = batches_ahead(rows, interruption.set)
     return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
 
@@ -315,10 +336,11 @@ def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -
 
 
 def _of_keys(
-    keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent]
+    keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent], near: KeyRanges
 ) -> Iterator[pa.RecordBatch]:
     with reading_at(keyed.context, keyed.after):
-        yield from keyed.batches(chain.from_iterable(map(_scans_together, pages)), events)
+        scans = chain.from_iterable(_scans_together(page, near) for page in pages)
+        yield from keyed.batches(scans, events)
 
 
 class _Reading:
@@ -329,7 +351,9 @@ class _Reading:
         schema: pa.Schema,
         after: Position,
         interruption: Interruption,
+        near: KeyRanges | None = None,
     ) -> None:
+        self._near = near or KeyRanges()
         self._context = context
         self._names = names
         self._schema = schema
@@ -346,7 +370,7 @@ class _Reading:
                 elif isinstance(step, PastDeletion):
                     yield from self._deleted(step)
                 else:
-                    for scans in chain.from_iterable(map(_scans_together, step)):
+                    for scans in chain.from_iterable(_scans_together(page, self._near) for page in step):
                         yield from self._rows_of(scans, INSERT, self._context.schema)
 
     def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
@@ -354,9 +378,11 @@ class _Reading:
         then = self._context.as_of(past.before)
         schema = then.schema
         [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
-        if deletion is None:
+        has_same_keys = schema.row_key_names == self._context.schema.row_key_names
+        near = self._near if has_same_keys else KeyRanges()
+        if deletion is None or (ranges := deletion.ranges.intersect(near)).is_empty:
             return
-        for group in plan_query(then, deletion.ranges, at=past.before):
+        for group in plan_query(then, ranges, at=past.before):
             # the moment may include the deletion's own transaction
             scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
             yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
@@ -423,9 +449,9 @@ def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, .
     return tuple(one for one in deletions if one.deletion_id < than.deletion_id)
 
 
-def _scans_together(files: Iterable[ChangedFile]) -> Iterator[list[Scan]]:
+def _scans_together(files: Iterable[ChangedFile], near: KeyRanges) -> Iterator[list[Scan]]:
     """Yields the files' scans in groups; DataFusion can read all files of one group at the same time."""
-    return portions(_scans(files), lambda _: 1, FILES_A_SCAN)
+    return portions((scan.within(near) for scan in _scans(files)), lambda _: 1, FILES_A_SCAN)
 
 
 def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:

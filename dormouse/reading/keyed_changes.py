@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as new
 from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter
@@ -62,6 +63,8 @@ class KeyedChanges:
     interruption: Interruption
     schema: pa.Schema
     """The wanted columns and the kind of change. A deleted key has values only in the key columns."""
+    near: KeyRanges = new(default_factory=KeyRanges)
+    """The ranges of the keys that are wanted of deletions and restores."""
 
     def batches(
         self, files: Iterable[Sequence[Scan]], events: Sequence[PastEvent]
@@ -102,10 +105,11 @@ class KeyedChanges:
         names = self.context.schema.row_key_names
         if isinstance(event, PastRestore):
             for at in (self.after, self.till):
-                yield from self._newest(KeyRanges(), at, names)
+                yield from self._newest(self.near, at, names)
             return
         for one in deletions_of(self.context.schema, [(event.deletion_id, event.condition)]):
-            yield from self._newest(one.ranges, self.after, names)
+            if not (ranges := one.ranges.intersect(self.near)).is_empty:
+                yield from self._newest(ranges, self.after, names)
 
     def _compared(self, keys: pa.Table) -> pa.Table:
         """Returns the changes of some keys, which are in order."""

@@ -24,7 +24,7 @@ from dormouse.writing.compaction_job import (
     runners_died,
 )
 from dormouse.writing.deletion_marks import with_marks_to_drop
-from dormouse.writing.ingest import check_engine, choose_engine
+from dormouse.writing.engines import check_engine, choose_engine
 
 # Compaction jobs on threads of this process: merges run in native code, in parallel.
 

@@ -27,7 +27,7 @@ from dormouse.state.files.deletions import NewDeletion
 from dormouse.writing.ingest import ingest_once, keyed_rows, write_leaves
 
 OVERTAKEN_MAX = 10
-_DELETES = "__deletes"
+DELETES = "__deletes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> Dele
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         nonlocal at
-        rows = keyed_rows(current, attempt, _DELETES)
+        rows = keyed_rows(current, attempt, DELETES)
         if rows is None:
             raise AssertionError("a load of a keyed table has a place")
         at = rows.taken_at
         # after the place was taken, so that the query sees all loads that were acknowledged before
-        marks = Source(rows.stored(_marks(current, None if where is ALL else where)), None)
-        return write_leaves(current, attempt, marks, lambda *_: None, MEMORY_BYTES)
+        found = rows.stored(marks(current, None if where is ALL else where))
+        return write_leaves(current, attempt, Source(found, None), lambda *_: None, MEMORY_BYTES)
 
     for left in reversed(range(OVERTAKEN_MAX)):
         try:
@@ -117,7 +117,7 @@ def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> Dele
     return DeleteReport(None, at, report.rows)
 
 
-def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
+def marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
     """Yields rows to load that delete each key whose newest row matches.
 
     They have the keys, the value of `newest_by`, and nulls in the other columns.
@@ -133,6 +133,6 @@ def _marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
             else pa.nulls(batch.num_rows, arrow_type(field.type))
             for field in schema.fields
         ]
-        names = [*arrow_schema(schema).names, _DELETES]
+        names = [*arrow_schema(schema).names, DELETES]
         marked = pa.repeat(pa.scalar(True), batch.num_rows)
         yield pa.RecordBatch.from_arrays([*columns, marked], names=names)

@@ -7,21 +7,64 @@ files. If a commit did, the change is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    DormouseError,
+    EditConflict,
+    InvalidInput,
+    QueryOvertaken,
+)
 from dormouse.model.cut import Position
-from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.region import KeyRanges
+from dormouse.model.file_reference import FileWithReferences, is_inlined
+from dormouse.model.loops import backoff_seconds, tries
+from dormouse.model.region import KeyRanges, Range
+from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.table import check_not_edited, is_keyed
+from dormouse.model.text import check_text
+from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.reading.changes import Near, changes
+from dormouse.reading.checked_files import on_current
+from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.deletions import NewDeletion
+from dormouse.state.files.deletions import NewDeletion, encoded_beginning
+from dormouse.state.files.edits import (
+    Disturbance,
+    Disturbed,
+    Part,
+    Read,
+    Span,
+    commit,
+    commit_at_once,
+)
+from dormouse.state.history.moments import now
+from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from dormouse.postgres.connection import Supplier
 
 ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
+EDIT_ID_BYTES_MAX = 200
+SPANS_MAX = 256
+"""The most spans of keys in which other commits are looked for; more are joined to one."""
+OVERTAKEN_MAX = 10
+LOOKS_FREE = 3
+"""How often the rows of other commits are looked at while further commits go on; later looks hold them up."""
 Changed = Iterator[pa.RecordBatch]
 """Rows that commits added or removed meanwhile, as `reading.changes.changes` returns them."""
 
@@ -49,15 +92,378 @@ class Computed:
     files: Sequence[FileWithReferences] = ()
     deletions: Sequence[NewDeletion] = ()
     concern: Concern | None = None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Change(Protocol):
     """A change of one table, which can be computed again."""
 
+    @property
+    def reads_its_keys(self) -> bool:
+        """True if the concern of its result contains the keys of all rows that it writes."""
+        ...
+
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         """Computes the change from the rows of the moment `at`, or from later ones, all of one moment.
 
-        Writes the files of the attempt, and commits nothing. The context has the table's present columns.
+        Writes the files of the attempt, and commits nothing. The context has the table's present columns. The
+        attempt is not durable: confirm it before the first object is written.
         """
         ...
+
+
+class CountedChange(Change, Protocol):
+    """A change whose rows can be counted without changing any."""
+
+    def dry_run(self, context: TableContext) -> Mapping[str, int]:
+        """Returns the numbers of rows that the change would change, by kind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of an edit: the numbers of changed rows by kind, and how often they were computed.
+
+    `counts` is empty if an edit with this id was applied before. After a dry run there is no id.
+    """
+
+    edit_id: str | None
+    counts: Mapping[str, int]
+    attempts: int
+    applied: bool
+
+
+def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
+    """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
+    with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
+        applied = edit.is_new or not edit.is_applied(context)
+        if applied:
+            edit.add(context, change)
+            applied = edit.commit()
+        return Done(edit.edit_id, edit.counts if applied else {}, edit.attempts, applied)
+
+
+def counted(context: TableContext, change: CountedChange) -> Done:
+    """Returns the numbers of rows that a change would change, and changes nothing."""
+    check_may_edit(context)
+    return Done(None, on_current(context, change.dry_run), 0, applied=False)
+
+
+def check_may_edit(context: TableContext) -> None:
+    """Raises `NotARowTable` for a row table."""
+    how = "use row_table(…).change or 'dormouse rows change'"
+    check_not_edited(context.table.name, context.properties, how)
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A change, and its last result, which is valid until another commit changes the rows that it read."""
+
+    change: Change
+    context: TableContext
+    attempt: WriteAttempt
+    at: Position
+    computed: Computed
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the attempt is recorded: it was begun, or has written objects."""
+        has_objects = not all(is_inlined(file.filename) for file in self.computed.files)
+        return self.attempt.last_deletion is None or has_objects
+
+    @property
+    def read(self) -> Read | None:
+        if (concern := self.computed.concern) is None:
+            return None
+        spans, are_keys = spans_of(self.context.schema, concern.ranges)
+        return Read(self.at.snapshot, spans, are_keys)
+
+
+class Edit:
+    """Changes of one or more tables that are committed together, once for each id. One thread uses it.
+
+    Use it as a context manager: changes that are not committed at the end of the block leave nothing.
+    """
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        edit_id: str | None,
+        kind: str = "edit",
+        attempts_max: int = ATTEMPTS_MAX,
+    ) -> None:
+        self._supplier = supplier
+        if not isinstance(attempts_max, int) or isinstance(attempts_max, bool) or attempts_max < 1:
+            raise InvalidInput(f"attempts_max must be a whole number of attempts, not {attempts_max!r}")
+        self.is_new = edit_id is None
+        self.edit_id = uuid.uuid4().hex if edit_id is None else edit_id
+        check_text(f"{kind}_id", self.edit_id, EDIT_ID_BYTES_MAX)
+        self.attempts = 1
+        self._commit_id = f"{kind}:{self.edit_id}"
+        self._attempts_max = attempts_max
+        self._planned: list[_Planned] = []
+        self._works: list[Callable[[psycopg.Connection[Any]], object]] = []
+        self._open: list[tuple[TableContext, WriteAttempt]] = []
+
+    def __enter__(self) -> Edit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and issubclass(kind, CommitOutcomeUnknown):
+            return  # the files may be live; collection decides
+        for context, attempt in self._open:
+            context.attempts.discard(attempt)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of changed rows of all changes, by kind."""
+        found: dict[str, int] = defaultdict(int)
+        for planned in self._planned:
+            for kind, count in planned.computed.counts.items():
+                found[kind] += count
+        return found
+
+    def is_applied(self, context: TableContext) -> bool:
+        """Returns whether this edit was applied before, by what a table records."""
+        return context.store.is_applied(self._commit_id)
+
+    def add(self, context: TableContext, change: Change) -> Computed:
+        """Computes a change, which `commit` commits. Raises the errors of its `compute`, and `InvalidInput`.
+
+        A change must not depend on rows that an earlier change of the same edit wrote.
+        """
+        check_may_edit(context)
+        planned = self._computed(context, change)
+        for earlier in self._planned:
+            if earlier.context.table.table_id == context.table.table_id:
+                _check_apart(earlier, planned)
+        self._planned.append(planned)
+        return planned.computed
+
+    def add_work(self, work: Callable[[psycopg.Connection[Any]], object]) -> None:
+        """Makes `commit` also do some work in its transaction, which must have no effect when repeated."""
+        self._works.append(work)
+
+    def commit(self) -> bool:
+        """Commits all changes; returns False if an edit with this id was applied before.
+
+        Computes changes again whose rows were changed meanwhile. Raises `EditConflict` after `attempts_max`
+        computations, `CommitFailed`, and `CommitOutcomeUnknown` if the database no longer answers.
+        """
+        looks = moves = 0
+        while self._planned or self._works:
+            concern = self._concerned_at_once if looks >= LOOKS_FREE else None
+            try:
+                applied = self._committed(self._parts(), concern)
+            except Disturbed as disturbed:
+                found = disturbed.found if concern is not None else self._concerned(disturbed.found)
+                looks += 1
+                if found:
+                    self._compute_again(found)
+                    looks = 0
+            except SchemaMoved:
+                moves += 1
+                if moves > SCHEMAS_CHASED_MAX:
+                    raise
+                self._compute_again([])
+            else:
+                if applied:
+                    self._open.clear()
+                return applied
+        return True
+
+    # Parts: the changes of each table.
+
+    def _groups(self) -> list[list[int]]:
+        groups: dict[int, list[int]] = defaultdict(list)
+        for number, planned in enumerate(self._planned):
+            groups[planned.context.table.table_id].append(number)
+        return list(groups.values())
+
+    def _parts(self) -> list[Part]:
+        parts = []
+        for numbers in self._groups():
+            some = [self._planned[number] for number in numbers]
+            parts.append(
+                Part(
+                    some[0].context.store,
+                    [replace(file, deletions_till=None) for one in some for file in one.computed.files],
+                    [deletion for one in some for deletion in one.computed.deletions],
+                    [one.read for one in some if one.read is not None],
+                    [one.attempt.attempt_id for one in some if one.is_recorded],
+                )
+            )
+        return parts
+
+    def _of(self, found: Disturbance) -> int:
+        """Returns the number of the change whose read was disturbed."""
+        numbers = self._groups()[found.part]
+        return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
+
+    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
+        """Returns the disturbances that concern their change. The reads of the others count from now on."""
+        concerned = []
+        for one in found:
+            planned = self._planned[self._of(one)]
+            context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
+            till = now(context, planned.at)
+            if _concerns(planned.computed.concern, context, planned.at, till, one.files):
+                concerned.append(one)
+            else:
+                planned.at = till
+        return concerned
+
+    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+        """Returns the same while this edit has its locks.
+
+        Uses other connections than this process has, which may all wait for these locks.
+        """
+        dsn = self._planned[0].context.dsn
+        with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
+            return self._concerned(found, apart)
+
+    def _compute_again(self, found: Sequence[Disturbance]) -> None:
+        """Computes changes again, those whose rows were changed, or all if none is given."""
+        numbers = sorted(map(self._of, found)) or range(len(self._planned))
+        if found and self.attempts >= self._attempts_max:
+            raise _conflict(self._planned[numbers[0]], self.attempts)
+        self.attempts += bool(found)
+        for number in numbers:
+            planned = self._planned[number]
+            self._discard(planned.context, planned.attempt)
+            self._planned[number] = self._computed(planned.context.followed(), planned.change)
+
+    def _computed(self, context: TableContext, change: Change) -> _Planned:
+        """Computes a change at the present moment, with a new attempt."""
+
+        def once(known: TableContext) -> _Planned:
+            if change.reads_its_keys or not is_keyed(known.properties):
+                attempt, at = known.attempts.plan(known.table)
+            else:
+                attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
+            current, attempt = known.writing_for(attempt)
+            self._open.append((current, attempt))
+            try:
+                return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
+            except BaseException:
+                self._discard(current, attempt)
+                raise
+
+        for left in reversed(range(OVERTAKEN_MAX)):
+            try:
+                return on_current(context, once)
+            except QueryOvertaken:
+                # files of the query were collected and nothing was committed: retry, at a later moment
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _discard(self, context: TableContext, attempt: WriteAttempt) -> None:
+        self._open.remove((context, attempt))
+        context.attempts.discard(attempt)
+
+    def _along(self, conn: psycopg.Connection[Any]) -> None:
+        for work in self._works:
+            work(conn)
+
+    def _committed(
+        self,
+        parts: Sequence[Part],
+        concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None,
+    ) -> bool:
+        """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit."""
+        unknown: CommitOutcomeUnknown | None = None
+        pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
+        at_once = concern is None and not self._works
+        for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
+            try:
+                if at_once and unknown is None and commit_at_once(self._supplier, parts, self._commit_id):
+                    return True
+                applied = commit(self._supplier, parts, self._commit_id, along=self._along, concern=concern)
+            except CommitOutcomeUnknown as error:
+                unknown = error
+                continue
+            # an id of this process's own was applied by the transaction whose answer was lost
+            return applied or (unknown is not None and self.is_new)
+        raise unknown or AssertionError
+
+
+def _concerns(
+    concern: Concern | None, context: TableContext, at: Position, till: Position, files: frozenset[str] | None
+) -> bool:
+    """Returns whether commits between two moments changed rows that concern a change."""
+    if concern is None:
+        return False
+    try:
+        found = changes(context, at, till, near=Near(concern.ranges, files), as_known=True)
+        return concern.of(context, iter(found))
+    except DormouseError:
+        return True  # what changed is no longer known, or cannot be read: compute again
+
+
+def _check_apart(earlier: _Planned, later: _Planned) -> None:
+    """Raises `InvalidInput` if a change depends on rows that an earlier one of the same edit changed."""
+    schema = later.context.schema
+    reads = [span for one in (later.read,) if one is not None for span in one.spans]
+    reads += [span_of(schema, deletion) for deletion in later.computed.deletions]
+    writes = [(file.min_key or b"", file.max_key or b"") for file in earlier.computed.files]
+    writes += [span_of(schema, deletion) for deletion in earlier.computed.deletions] if later.read else []
+    if any(_meet(one, other) for one in reads for other in writes):
+        raise InvalidInput(
+            f"table {later.context.table.name!r}: this change reads or deletes rows that an earlier one of "
+            "the same transaction changed; join the two, or use two transactions"
+        )
+
+
+def _meet(one: Span, other: Span) -> bool:
+    return not (_is_above(one[0], other[1]) or _is_above(other[0], one[1]))
+
+
+def span_of(schema: Schema, deletion: NewDeletion) -> Span:
+    """Returns the smallest and the largest possible key of the rows of a deletion."""
+    bounds = deletion.bounds
+    return encoded_beginning(schema, bounds.min_keys), encoded_beginning(schema, bounds.max_keys)
+
+
+def _is_above(key: bytes, beginning: bytes) -> bool:
+    """Returns whether a key sorts after every key with a beginning."""
+    return key[: len(beginning)] > beginning
+
+
+def spans_of(schema: Schema, ranges: KeyRanges) -> tuple[list[Span], bool]:
+    """Returns spans that contain all keys in some ranges, and whether each is one whole key.
+
+    Returns one span if there would be more than `SPANS_MAX`.
+    """
+    if ranges.is_empty:
+        return [], True
+    names = schema.row_key_names
+    first = names[0]
+    listed = [ranges.get(name, (Range(),)) for name in names]
+    are_keys = all(item.is_exact for items in listed for item in items)
+    if are_keys and prod(map(len, listed)) <= SPANS_MAX:
+        parts = [
+            KeyRanges(dict(zip(names, ([item] for item in items), strict=True))) for items in product(*listed)
+        ]
+        return [corners_of(schema, part) for part in parts], True
+    if len(listed[0]) <= SPANS_MAX:
+        return [corners_of(schema, ranges.clipped(first, item)) for item in listed[0]], False
+    return [corners_of(schema, ranges)], False
+
+
+def _conflict(planned: _Planned, attempts: int) -> EditConflict:
+    name, concern = planned.context.table.name, planned.computed.concern
+    ranges = concern.ranges if concern is not None else KeyRanges()
+    where = ", ".join(f"{key} {_said(ranges.enclosing(key))}" for key in ranges) or "all keys"
+    return EditConflict(
+        f"table {name!r}, {where}: other commits changed these rows each of the {attempts} times that the "
+        "edit was computed; nothing was changed: try again when fewer others change them",
+        table=name,
+    )
+
+
+def _said(item: Range) -> str:
+    if item.is_exact:
+        return f"{item.min!r}"
+    ends = (("from", item.min), ("to", item.max))
+    return " ".join(f"{word} {end!r}" for word, end in ends if end is not None) or "of any value"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +29,6 @@ from dormouse.errors import (
     DormouseError,
     InvalidCommitRequest,
     InvalidData,
-    InvalidInput,
     JobFailed,
 )
 from dormouse.model.file_reference import FileWithReferences, is_inlined
@@ -55,6 +52,7 @@ from dormouse.sources.source_files import InOrder, leaf_counts
 from dormouse.state.commits.requests import AddFiles
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.writing.engines import check_engine, choose_engine
 from dormouse.writing.inlining import (
     ASK_ATTEMPTS_MAX,
     ASK_WAIT_SECONDS_MAX,
@@ -73,9 +71,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 INGEST_ID_BYTES_MAX = 200
 T = TypeVar("T")
-ENGINES = ("auto", "local", "spark")
-CLUSTER_BYTES_MIN = 256 * 1024 * 1024
-"""The least size of data for a Spark cluster. This process loads smaller data before a cluster starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +87,21 @@ class IngestReport:
     bytes: int
     applied: bool
     seconds: float
+
+    @staticmethod
+    def of(
+        ingest_id: str, files: Sequence[FileWithReferences], *, applied: bool, started: float
+    ) -> IngestReport:
+        """Returns the report of an ingest that added files; `started` is by the monotonic clock."""
+        return IngestReport(
+            ingest_id=ingest_id,
+            rows=sum(file.row_count or 0 for file in files),
+            files=len(files),
+            references=sum(len(file.references) for file in files),
+            bytes=sum(file.byte_count or 0 for file in files),
+            applied=applied,
+            seconds=time.monotonic() - started,
+        )
 
 
 def ingest(
@@ -152,12 +162,7 @@ def ingest_in_process(
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
-        files, source = inlined_of(current, source, progress) if may_inline(current) else ([], source)
-        if files:
-            return files
-        if tentative:
-            current.attempts.confirm(attempt)
-        return write_leaves(current, attempt, source, progress, memory_bytes or _held_bytes())
+        return written(current, attempt, source, progress, memory_bytes, tentative=tentative)
 
     def inlined(current: TableContext) -> list[FileWithReferences]:
         if tentative or not small:
@@ -168,6 +173,27 @@ def ingest_in_process(
             return []  # the columns may have changed, which `write` notices
 
     return ingest_once(context, ingest_id, write, digest=given.digest, inlined=inlined, durable=not tentative)
+
+
+def written(
+    context: TableContext,
+    attempt: WriteAttempt,
+    source: Source,
+    progress: Progress,
+    memory_bytes: int | None = None,
+    *,
+    tentative: bool = True,
+) -> list[FileWithReferences]:
+    """Writes stored rows as inlined files if they are few, else as objects; returns the files.
+
+    Does not commit them. A `tentative` attempt is not durable, and is confirmed before it writes objects.
+    """
+    files, source = inlined_of(context, source, progress) if may_inline(context) else ([], source)
+    if files:
+        return files
+    if tentative:
+        context.attempts.confirm(attempt)
+    return write_leaves(context, attempt, source, progress, memory_bytes or _held_bytes())
 
 
 def _held_bytes() -> int:
@@ -416,16 +442,7 @@ def ingest_once(
             _is_applied(context, ingest_id, source)
         if applied and leftovers:
             context.attempts.delete_leftovers(attempt, context.store.own)
-    added = files if applied else ()
-    return IngestReport(
-        ingest_id=ingest_id,
-        rows=sum(file.row_count or 0 for file in added),
-        files=len(added),
-        references=sum(len(file.references) for file in added),
-        bytes=sum(file.byte_count or 0 for file in added),
-        applied=applied,
-        seconds=time.monotonic() - started,
-    )
+    return IngestReport.of(ingest_id, files if applied else (), applied=applied, started=started)
 
 
 def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:
@@ -547,41 +564,3 @@ def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: 
             ) from unknown
         return not withdrawn
     raise unknown
-
-
-# The choice of the engine: this process, or Spark.
-
-
-def check_engine(engine: str) -> None:
-    """Raises `InvalidInput` for an unknown engine."""
-    if engine not in ENGINES:
-        raise InvalidInput(f"engine {engine!r} is not known; use auto, local or spark")
-
-
-def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T | None) -> T:
-    """Returns `local` or `spark`, the two implementations of a task, by the name of the engine.
-
-    The engine `auto` chooses `spark` only if Spark is installed, `spark` is given, and the data is large.
-    With a cluster, data of 256 MiB is large. Without a cluster Spark is slower, and data is large if it
-    exceeds this machine's memory. Raises `InvalidInput` for the engine `spark` if `spark` is None.
-    """
-    if engine == "auto":
-        # the size first: it is 0 for data in memory, for which the other questions would take long
-        size = 0 if spark is None else byte_count()
-        is_for_spark = size and find_spec("pyspark") is not None
-        is_large = is_for_spark and size >= (CLUSTER_BYTES_MIN if has_cluster() else machine_bytes())
-        engine = "spark" if is_large else "local"
-    if engine == "local":
-        return local
-    if spark is None:
-        raise InvalidInput("engine 'spark' is not available here; use auto or local")
-    return spark
-
-
-def has_cluster() -> bool:
-    """Returns whether Spark runs on other machines: by the active session, or else by the settings."""
-    # without importing pyspark: a process with a session has imported it
-    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
-    running = getattr(context, "_active_spark_context", None)
-    master = str(running.master) if running is not None else load_settings().spark_master or "local"
-    return not master.startswith("local")

@@ -9,7 +9,7 @@ import pytest
 
 from dormouse.errors import InvalidInput
 from dormouse.writing import ingest
-from dormouse.writing.ingest import CLUSTER_BYTES_MIN, choose_engine, has_cluster
+from dormouse.writing.engines import CLUSTER_BYTES_MIN, choose_engine, has_cluster
 
 MACHINE_BYTES = 10 * CLUSTER_BYTES_MIN
 

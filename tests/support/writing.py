@@ -7,20 +7,35 @@ from dormouse.sources.infer import infer
 from dormouse.sources.source import open_source
 from dormouse.writing.compaction import compact
 from dormouse.writing.compaction_job import run_compaction
-from dormouse.writing.ingest import commit_files, ingest, ingest_in_process, write_leaves
+from dormouse.writing.deleting import asked_to_delete
+from dormouse.writing.edits import Computed, Concern, Edit
+from dormouse.writing.ingest import (
+    commit_files,
+    ingest,
+    ingest_in_process,
+    keyed_rows,
+    write_leaves,
+    written,
+)
 from dormouse.writing.merge import merge_sorted
 from dormouse.writing.splitting import split
 
 __all__ = [
+    "Computed",
+    "Concern",
+    "Edit",
     "FileSketches",
+    "asked_to_delete",
     "commit_files",
     "compact",
     "infer",
     "ingest",
     "ingest_in_process",
+    "keyed_rows",
     "merge_sorted",
     "open_source",
     "run_compaction",
     "split",
     "write_leaves",
+    "written",
 ]

@@ -23,9 +23,11 @@ from dormouse.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
     DormouseError,
+    QueryOvertaken,
     TableBusy,
     TableNotFound,
 )
+from dormouse.model.cut import Position
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
 from dormouse.objects.ledger import sweep, unknown_pages
@@ -33,7 +35,7 @@ from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.lease import SessionLock, wait_for
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Statement, load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
 
@@ -96,6 +98,7 @@ NO_TABLE = 0
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
+_PLAN = Statement(_QUERIES["plan"].on())
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class Place:
 class WriteAttempt:
     """One try of a job that writes objects, with the version of the schema that it writes.
 
-    Only a load of a keyed table has a place.
+    Only a load of a keyed table has a place. An attempt that was only planned is not recorded until it is
+    confirmed.
     """
 
     table_id: int
@@ -124,6 +128,8 @@ class WriteAttempt:
     table_uuid: str | None = None
     place: Place | None = None
     schema_version: int = 1
+    last_deletion: int | None = None
+    """The number of the table's last deletion when the attempt was planned; None if it was begun."""
 
     def object_name(self, partition_id: str, number: int = 0) -> str:
         """Returns a name for an object with rows of a partition; `number` distinguishes several objects."""
@@ -188,10 +194,44 @@ class WriteAttempts:
         place = Place(*places[0]) if places else None
         return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place, rows[0][1])
 
+    def plan(self, table: TableRecord) -> tuple[WriteAttempt, Position]:
+        """Returns an attempt that is not recorded, and the present position of the table.
+
+        It may commit files that inline their rows, if its commit checks that no other commit changed rows of
+        its keys since. Call `confirm` before it writes an object. Raises `TableNotFound`.
+        """
+        attempt_id, has_place = uuid.uuid4().hex, is_keyed(table.properties)
+        values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
+        values["has_place"] = has_place
+        rows = run_statement(self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit")
+        if not rows:
+            raise TableNotFound.gone(table.name)
+        [(prefix, version, sequence, last, taken_at, epoch, snapshot)] = rows
+        place = Place(sequence, last, taken_at) if has_place else None
+        attempt = WriteAttempt(table.table_id, attempt_id, prefix, table.uuid, place, version, last)
+        return attempt, Position(epoch, snapshot, taken_at)
+
     def confirm(self, attempt: WriteAttempt) -> None:
-        """Makes an attempt durable. Raises `AttemptAbandoned` if it was abandoned or lost."""
-        if not self._execute("confirm", attempt._key):
-            raise abandoned(attempt.attempt_id)
+        """Makes an attempt durable.
+
+        Raises `AttemptAbandoned` if it was abandoned or lost. Raises `QueryOvertaken` for a planned attempt
+        if rows were deleted since.
+        """
+        if attempt.last_deletion is None:
+            if not self._execute("confirm", attempt._key):
+                raise abandoned(attempt.attempt_id)
+            return
+        place = attempt.place
+        values = {
+            **attempt._key,
+            "prefix": attempt.object_prefix,
+            "sequence": 0 if place is None else place.sequence,
+            "deletions_till": 0 if place is None else place.deletions_till,
+            "version": attempt.schema_version,
+            "last_deletion": attempt.last_deletion,
+        }
+        if not self._execute("announce", values):
+            raise QueryOvertaken("rows of the table were deleted while they were read")
 
     @staticmethod
     def finish(

@@ -28,6 +28,31 @@ where a.table_id = %(table_id)s and a.attempt_id = %(attempt_id)s::uuid
     and (%(durable)s or set_config('synchronous_commit', 'off', true) = 'off')
 returning a.sequence, a.deletions_till, clock_timestamp();
 
+-- name: plan
+-- Gives a writer that may write no object its place, without a record, and the present position of the table.
+select
+    concat(
+        %(prefix)s::text, (select coalesce(max(number), 0) from incarnation where confirmed), '/',
+        replace(%(attempt_id)s::uuid::text, '-', ''), '/'
+    ),
+    schema_version, case when %(has_place)s then nextval('load_sequence') end,
+    (select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s),
+    clock_timestamp(), epoch, pg_current_snapshot()::text
+from tables
+where table_id = %(table_id)s;
+
+-- name: announce
+-- Announces a planned writer before it writes its first object. Not if rows were deleted since it was planned, as an erasure
+-- may have looked for writers.
+insert into write_attempt (table_id, attempt_id, object_prefix, sequence, deletions_till, schema_version)
+select table_id, %(attempt_id)s::uuid, %(prefix)s, %(sequence)s::bigint, %(deletions_till)s::bigint, %(version)s
+from tables
+where table_id = %(table_id)s and %(last_deletion)s = (
+        select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s
+    )
+for key share
+returning attempt_id;
+
 -- name: confirm
 -- Puts the record of an attempt on the disk: this transaction does, and with it all earlier ones.
 update write_attempt set started_at = started_at

@@ -72,6 +72,13 @@ class Noted:
     left: Sequence[int]
 
 
+def encoded_beginning(schema: Schema, values: Sequence[bytes | None]) -> bytes:
+    """Returns the encoded key of the encoded bounds of the first row keys, until one has no bound."""
+    fields = schema.row_keys
+    known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
+    return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
+
+
 class Deletions:
     """The deletions of one table."""
 
@@ -110,9 +117,11 @@ class Deletions:
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         bounds = deletion.bounds
         values = {**key, **bounds.arrays(), "condition": deletion.condition, "by_values": deletion.by_values}
-        values |= {"min_key": self._beginning(bounds.min_keys), "max_key": self._beginning(bounds.max_keys)}
+        schema = self._own.table.schema
+        values["min_key"] = encoded_beginning(schema, bounds.min_keys)
+        values["max_key"] = encoded_beginning(schema, bounds.max_keys)
         is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
-        if version not in (None, self._own.table.schema.version):
+        if version not in (None, schema.version):
             raise SchemaMoved(f"the columns of table {name!r} were changed")
         self._store.keep_writers_out(conn)
         if is_merged and deletion.by_values:
@@ -192,12 +201,6 @@ class Deletions:
                     "values, which merged rows lose; first compact the table and collect its garbage, until "
                     "'dormouse table deletions' no longer lists it"
                 )
-
-    def _beginning(self, values: Sequence[bytes | None]) -> bytes:
-        """Returns the encoded key of the bounds of the first row keys, until one has no bound."""
-        fields = self._own.table.schema.row_keys
-        known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
-        return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
 
     def count_pending(self) -> int:
         return int(self._own.rows(_QUERIES["count_pending"], operation="count deletions")[0][0])

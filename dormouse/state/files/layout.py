@@ -302,6 +302,12 @@ def _statement(layout_name: str, name: str, table_id: int) -> Statement:
     return Statement(composed(known.queries[name], names), older=composed(known.older[name], names))
 
 
+@lru_cache(maxsize=10_000)
+def _statement_of(layout_name: str, query: Query, table_id: int) -> Statement:
+    known = layout(layout_name)
+    return Statement(composed(query.including(**known.parts), known.names(table_id)))
+
+
 class OwnTables:
     """The PostgreSQL tables of one table, named by its layout. Threads may share one object."""
 
@@ -335,6 +341,11 @@ class OwnTables:
         """Returns a statement of the layout in a cached form, for statements that run often."""
         table, known = self._state
         return known.statement(name, table.table_id)
+
+    def statement_of(self, query: Query) -> Statement:
+        """Returns a query, into which the layout's parts are inserted, in a cached form."""
+        table, known = self._state
+        return _statement_of(known.name, query, table.table_id)
 
     def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
         """Runs `work`, and runs it again if the table was converted to another layout meanwhile.

@@ -101,12 +101,15 @@ class FileReferenceStore:
         """
         return apply_commits(self.own, kind, commits, conn=conn)
 
-    def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
+    def whole(
+        self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = (), ending: Sequence[str] = ()
+    ) -> Whole | None:
         """Returns a faster statement that applies all commits in its own transaction, or None if none can.
 
-        If `names` is not empty, the statement fails unless the table's name is in it.
+        If `names` is not empty, the statement fails unless the table's name is in it. It also ends the write
+        attempts `ending`, or fails.
         """
-        return whole_statement(self.own, kind, commits, names)
+        return whole_statement(self.own, kind, commits, names, ending)
 
     def add_files(
         self,
@@ -311,9 +314,9 @@ class FileReferenceStore:
                 raise FileReferenceAssignedToJob(self.table.name, filename, request.partition_id, job_id)
         return all(job_id is not None for _, _, job_id, _ in states)
 
-    def is_applied(self, commit_id: str) -> bool:
+    def is_applied(self, commit_id: str, conn: psycopg.Connection[Any] | None = None) -> bool:
         """Returns True if a commit is applied. Call it after `CommitOutcomeUnknown`."""
-        return bool(self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)}))
+        return bool(self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)}, conn))
 
     def is_of_source(self, commit_id: str, is_source: Callable[[bytes], bool]) -> bool | None:
         """Returns True if an applied commit may contain the caller's data, and None if it is not applied.

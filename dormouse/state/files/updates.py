@@ -100,7 +100,11 @@ def apply_at_once(own: OwnTables, kind: Kind, commit: Commit, checked: Parameter
 
 
 def whole_statement(
-    own: OwnTables, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()
+    own: OwnTables,
+    kind: Kind,
+    commits: Sequence[Commit],
+    names: Sequence[str] = (),
+    ending: Sequence[str] = (),
 ) -> Whole | None:
     """Returns the faster statement for some commits, or None. See `FileReferenceStore.whole`."""
     operation = OPERATIONS[kind]
@@ -111,6 +115,8 @@ def whole_statement(
     if own.isolation is not Isolation.READ_COMMITTED:
         return None
     values = own.values({**batch.values(runs[0]), "names": texts(names)})
+    if ending:
+        values["attempt_ids"] = Uuids([bytes.fromhex(attempt_id) for attempt_id in ending])
     return Whole(own.statement(operation.whole_statement), values, batch.results_of(runs[0]))
 
 

@@ -1,0 +1,177 @@
+"""Transactions: changes of several tables of an instance that one commit applies together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dormouse.errors import InvalidInput
+from dormouse.model.loops import Progress, no_progress
+
+if TYPE_CHECKING:
+    from dormouse.api.table import Table
+    from dormouse.api.tables import Tables
+    from dormouse.model.edits import Sql
+    from dormouse.model.edits import When as Clause
+    from dormouse.payloads.store import PayloadStore
+    from dormouse.postgres.connection import Supplier
+    from dormouse.reading.where import DeleteWhere
+    from dormouse.writing.edits import Change
+
+_of_thread = threading.local()
+
+
+class Transaction:
+    """Changes of tables of one instance, and new payloads, that one commit applies, all or none, and once.
+
+    It is a context manager, made by `Instance.transaction`. Files are written as the changes are given, and
+    the end of the block commits them. An exception leaves nothing. Each change reads its table as it was
+    before the transaction, and must not read or delete rows that an earlier change of it wrote. If other
+    commits change rows that it read, it is computed again. One thread uses it, once.
+    """
+
+    def __init__(
+        self,
+        supplier: Supplier,
+        find: Callable[[str], Table],
+        payloads: Callable[[], PayloadStore],
+        tables: Tables,
+        transaction_id: str | None,
+        attempts_max: int,
+    ) -> None:
+        from dormouse.writing.edits import Edit
+
+        self._find, self._payloads = find, payloads
+        self._tables = tables
+        self._closing = ExitStack()
+        self._edit = Edit(supplier, transaction_id, "transaction", attempts_max)
+        self._thread: int | None = None
+        self._is_over = False
+        self._is_repeated: bool | None = None
+        self._applied: bool | None = None
+
+    @property
+    def transaction_id(self) -> str:
+        """The id: another transaction with the same id changes nothing once this one is applied."""
+        return self._edit.edit_id
+
+    @property
+    def applied(self) -> bool | None:
+        """True once the block has committed; False if the id was applied before, None if nothing was."""
+        return self._applied
+
+    @property
+    def attempts(self) -> int:
+        """How often its changes were computed, because other commits changed the rows that they read."""
+        return self._edit.attempts
+
+    def __enter__(self) -> Self:
+        if self._is_over or self._thread is not None:
+            raise InvalidInput(f"transaction {self.transaction_id!r} was used already; begin another one")
+        if (other := getattr(_of_thread, "open", None)) is not None:
+            raise InvalidInput(
+                f"transactions cannot be nested: this thread is in transaction {other!r}; end it first"
+            )
+        self._thread, _of_thread.open = threading.get_ident(), self.transaction_id
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over, _of_thread.open = True, None
+        with self._closing, self._tables.changing(), self._edit:
+            if error is None:
+                self._applied = not self._is_repeated and self._edit.commit()
+
+    def ingest(self, table: str, data: Any, *, progress: Progress = no_progress) -> None:
+        """Adds rows, as `Table.ingest` does in this process. Raises its errors."""
+        self._load(table, data, None, progress, upserts=False)
+
+    def upsert(
+        self, table: str, data: Any, deletes: str | None = None, *, progress: Progress = no_progress
+    ) -> None:
+        """Loads rows into a keyed table, as `Table.upsert` does in this process. Raises its errors."""
+        self._load(table, data, deletes, progress, upserts=True)
+
+    def delete(self, table: str, where: DeleteWhere) -> None:
+        """Deletes the rows that meet a condition, as `Table.delete` does. Raises its errors."""
+        from dormouse.writing.plain_changes import Replace
+
+        self._add(table, lambda of: Replace(where))
+
+    def replace(self, table: str, where: DeleteWhere, data: Any, *, progress: Progress = no_progress) -> None:
+        """Deletes the rows that meet a condition, and adds others, as `Table.replace` does."""
+        from dormouse.sources.source import GivenData
+        from dormouse.writing.plain_changes import Replace
+
+        self._add(table, lambda of: Replace(where, GivenData(data), progress))
+
+    def put_payloads(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
+        """Stores payloads, as `PayloadStore.put_many` does. Raises its errors, some of them at the end."""
+        self._check_usable()
+        from dormouse.payloads.keys import encode_given
+
+        store, given = self._payloads(), list(payloads)
+        for one in given:
+            encode_given(one)
+        self._edit.add_work(lambda conn: store.put_many(given, conn=conn))
+
+    def update(
+        self,
+        table: str,
+        where: DeleteWhere | Sql,
+        values: Mapping[str, Any],
+        *,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Gives the rows that meet a condition new values, as `Table.update` does. Raises its errors."""
+        from dormouse.writing.updating import Update
+
+        self._add(table, lambda of: Update(of.sessions(), where, values, progress))
+
+    def merge_into(
+        self,
+        table: str,
+        source: Any,
+        on: Sequence[str] | Sql,
+        when: Sequence[Clause],
+        *,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Merges the rows of a source into a table, as `Table.merge_into` does. Raises its errors."""
+        from dormouse.writing.merging import Merge
+
+        def merge(of: Tables) -> Merge:
+            made = Merge(of.sessions(), source, on, when, tables=of.named(), progress=progress)
+            self._closing.callback(made.close)
+            return made
+
+        self._add(table, merge)
+
+    def _load(self, table: str, data: Any, deletes: str | None, progress: Progress, *, upserts: bool) -> None:
+        from dormouse.sources.source import GivenData
+        from dormouse.writing.plain_changes import Load
+
+        self._add(table, lambda of: Load(GivenData(data, deletes), upserts, deletes, progress))
+
+    def _add(self, name: str, change: Callable[[Tables], Change]) -> None:
+        self._check_usable()
+        table = self._find(name)
+        if self._is_repeated is None:
+            self._is_repeated = not self._edit.is_new and self._edit.is_applied(table.context)
+        if not self._is_repeated:
+            self._edit.add(table.context, change(self._tables))
+
+    def _check_usable(self) -> None:
+        if self._thread is None:
+            raise InvalidInput("use a transaction in a with block: with instance.transaction() as tx: …")
+        if self._is_over:
+            raise InvalidInput(f"transaction {self.transaction_id!r} is over; begin another one")
+        if self._thread != threading.get_ident():
+            raise InvalidInput(
+                f"transaction {self.transaction_id!r} is of another thread; give each thread its own"
+            )

@@ -1,0 +1,208 @@
+"""The commit of an edit: deletions and files of one or more tables, in one transaction, unless rows changed.
+
+The transaction first makes other edits of the same rows wait. It then looks for commits since the edit read
+its rows. Without one that may concern the edit, it records the deletions and adds the files, which come after
+the deletions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.errors import DormouseError
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import Call, Statement, bytes_, execute_together, load
+from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.deletions import Deletions, NewDeletion
+from dormouse.state.files.operations import Commit
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.updates import NOT_WHOLE
+
+NAMES_MAX = 10_000
+KEYS_MAX = 64
+"""The most keys of an edit that other edits of the table need not wait for."""
+_QUERIES = load(__package__ or "", "edits")
+_PARTS = {name: _QUERIES[name] for name in ("added", "near", "events")}
+_DISTURBED, _CHECK = (_QUERIES[name].including(**_PARTS) for name in ("disturbed", "check_undisturbed"))
+_LOCK_TABLE, _LOCK_KEYS = (Statement(_QUERIES[name].on()) for name in ("lock_table", "lock_keys"))
+_IN_THE_WAY = (pg.UniqueViolation, pg.UndefinedTable, pg.InvalidSqlStatementName)
+Span = tuple[bytes, bytes]
+"""The smallest and the largest possible key of some rows; the ends may be only beginnings of keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The rows that an edit read: those with keys in some spans, at the moment of a snapshot or later.
+
+    `are_keys` means that each span is one whole key.
+    """
+
+    snapshot: str
+    spans: Sequence[Span]
+    are_keys: bool = False
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {
+            "snapshot": self.snapshot,
+            "min_keys": bytes_([low for low, _ in self.spans]),
+            "max_keys": bytes_([high for _, high in self.spans]),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end."""
+
+    store: FileReferenceStore
+    files: Sequence[FileWithReferences] = ()
+    deletions: Sequence[NewDeletion] = ()
+    reads: Sequence[Read] = ()
+    attempts: Sequence[str] = ()
+
+    @property
+    def table_id(self) -> int:
+        return self.store.table.table_id
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Commits that may have changed rows of a read since: files that they added, deletions and restores.
+
+    `files` are the names of those with keys in its spans, or None if they are too many.
+    """
+
+    part: int
+    read: int
+    files: frozenset[str] | None
+
+
+class Disturbed(Exception):
+    """Nothing was committed, because of some disturbances."""
+
+    def __init__(self, found: Sequence[Disturbance]) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+class _AppliedBefore(Exception):
+    pass
+
+
+def commit(
+    supplier: Supplier,
+    parts: Sequence[Part],
+    commit_id: str,
+    *,
+    along: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
+    concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None = None,
+) -> bool:
+    """Commits the parts, at most one of each table; returns False if the commit was applied before.
+
+    Calls `along` in the transaction. Raises `Disturbed`, and commits nothing, if other commits may have
+    changed rows that were read. With `concern`, raises it only for those of the disturbances that this
+    function returns. It is called while other writers wait.
+
+    Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
+    """
+    ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
+
+    def work(conn: psycopg.Connection[Any]) -> None:
+        for statement, values in (lock for number in ordered for lock in _locks(parts[number])):
+            statement.execute(conn, values)
+        if _is_applied(conn, parts, commit_id):
+            raise _AppliedBefore
+        found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
+        if found and (concern is None or (found := list(concern(found)))):
+            raise Disturbed(found)
+        for number in ordered:
+            _apply(conn, parts[number], commit_id)
+        along(conn)
+
+    try:
+        # at read committed, whatever the tables' isolation: the looks must be later than the locks
+        run = run_alone if any(part.deletions for part in parts) else run_transaction
+        once = partial(run, supplier, work, operation="edit rows")
+        parts[ordered[0]].store.own.following(once) if parts else once()
+    except _AppliedBefore:
+        return False
+    return True
+
+
+def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
+    """Commits parts without deletions as `commit` does, in one round trip; returns whether it did.
+
+    Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
+    """
+    wholes = []
+    for part in sorted(parts, key=lambda part: part.table_id):
+        add = Commit(part.files, commit_id, expires=False, same_content=False)
+        whole = None if part.deletions else part.store.whole("add_files", [add], ending=part.attempts)
+        if whole is None:
+            return False
+        wholes.append((part, whole))
+
+    def work(conn: psycopg.Connection[Any]) -> bool:
+        calls: list[Call] = [lock for part, _ in wholes for lock in _locks(part)]
+        for part, _ in wholes:
+            own = part.store.own
+            calls += [(own.statement_of(_CHECK), own.values(read.values)) for read in part.reads]
+        calls += [(whole.statement, whole.values) for _, whole in wholes]
+        error = execute_together(conn, calls)
+        if error is None or error.sqlstate == NOT_WHOLE or isinstance(error, _IN_THE_WAY):
+            return error is None
+        raise error
+
+    return run_statement(supplier, work, operation="edit rows")
+
+
+def _locks(part: Part) -> list[Call]:
+    """Returns the calls that wait for edits that may change the same rows, and for deletions.
+
+    If the part records a deletion, they wait for all writers. Without that, a deletion could come after the
+    check and before the new files, and not apply to these.
+    """
+    own = part.store.own
+    locks: list[Call] = [(own.statement("keep_writers_out" if part.deletions else "wait_for_deletions"), {})]
+    spans = [span for read in part.reads for span in read.spans]
+    if spans or part.deletions:
+        are_keys = not part.deletions and all(read.are_keys for read in part.reads) and len(spans) <= KEYS_MAX
+        values = {"table_id": part.table_id, "min_keys": bytes_([low for low, _ in spans])}
+        locks.append((_LOCK_KEYS if are_keys else _LOCK_TABLE, values))
+    return locks
+
+
+def _is_applied(conn: psycopg.Connection[Any], parts: Sequence[Part], commit_id: str) -> bool:
+    return any(part.store.is_applied(commit_id, conn) for part in parts[:1])
+
+
+def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
+    found = []
+    for n, read in enumerate(part.reads):
+        [(names, by_event)] = part.store.own.rows_in(conn, _DISTURBED, {**read.values, "limit": NAMES_MAX})
+        if names or by_event:
+            found.append(Disturbance(number, n, None if len(names) == NAMES_MAX else frozenset(names)))
+    return found
+
+
+def _apply(conn: psycopg.Connection[Any], part: Part, commit_id: str) -> None:
+    deletions = Deletions(part.store)
+    for deletion in part.deletions:
+        deletions.record_in(conn, deletion)
+    commit = Commit(tuple(part.files), commit_id, expires=False, same_content=False)
+    [result] = part.store.apply("add_files", [commit], conn=conn)
+    if result.state == "applied_before":
+        raise _AppliedBefore
+    if result.error is not None:
+        error: DormouseError = result.error
+        raise error
+    if part.attempts:
+        WriteAttempts.finish(conn, part.table_id, list(part.attempts))

@@ -1,0 +1,262 @@
+"""Edits: what other commits between the read and the commit of a change mean for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import EditConflict, InvalidInput
+from tests.stored import query
+from tests.support.api import Instance, Table
+from tests.support.reading import KeyRanges
+from tests.support.reading import query as rows_of
+from tests.support.state import LAYOUTS, TableContext, WriteAttempt
+from tests.support.writing import Computed, Concern, Edit, asked_to_delete, keyed_rows, open_source, written
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+KEEPS = "every_row", "newest_row"
+OPEN_ATTEMPTS = "select 1 from write_attempt where abandoned_at is null and finished_at is null"
+
+
+def made(instance: Instance, keep: str = "every_row", layout: str = "file_table", **properties: Any) -> Table:
+    given = dm.TableProperties(keep=keep, **properties)
+    table = instance.create_table("t", SCHEMA, layout=layout, properties=given, split_points=[50])
+    table.ingest([{"k": k, "v": k} for k in range(0, 100, 10)])
+    return table
+
+
+def seen(table: Table) -> dict[int, int]:
+    rows = table.query().read_all().to_pylist()
+    assert len({row["k"] for row in rows}) == len(rows)
+    return {row["k"]: row["v"] for row in rows}
+
+
+@dataclass
+class Raise:
+    """A change that adds 1 to the values of the keys in a range whose value is at most `at_most`."""
+
+    keys: dm.Range
+    at_most: int = 1_000
+    moments: list[Any] = field(default_factory=list)
+    reads_its_keys = True
+
+    def compute(self, context: TableContext, attempt: WriteAttempt, at: Any) -> Computed:
+        self.moments.append(at)
+        batches = list(rows_of(context, {"k": self.keys}, ["k", "v"]))
+        rows = [row for batch in batches for row in batch.to_pylist() if row["v"] <= self.at_most]
+        new = pa.Table.from_pylist(
+            [{"k": row["k"], "v": row["v"] + 1} for row in rows],
+            pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64(), False)]),
+        )
+        keyed = keyed_rows(context, attempt)
+        source = open_source(new, context.schema) if keyed is None else keyed.opened(new)
+        files = written(context, attempt, source, lambda *_: None)
+        gone = [{"k": row["k"]} for row in rows] if keyed is None else []
+        deletions = [asked_to_delete(context, one)[1] for one in gone]
+        keys = {row["k"] for row in rows}
+
+        def concerns(of: TableContext, changed: Any) -> bool:
+            return any(
+                row["k"] in keys or (row["v"] is not None and row["v"] <= self.at_most)
+                for batch in changed
+                for row in batch.to_pylist()
+                if self.keys.contains(row["k"])
+            )
+
+        ranges = KeyRanges({"k": [self.keys]})
+        return Computed(files, deletions, Concern(ranges, concerns), {"updated": len(rows)})
+
+
+def raised(
+    table: Table,
+    change: Any,
+    *meanwhile: Callable[[], object],
+    edit_id: str | None = None,
+    attempts_max: int = 5,
+) -> Edit:
+    """Commits a change; runs `meanwhile`, one function for each computation, between read and commit."""
+    left = list(meanwhile)
+    compute = change.compute
+
+    def once(context: TableContext, attempt: WriteAttempt, at: Any) -> Computed:
+        found: Computed = compute(context, attempt, at)
+        if left:
+            left.pop(0)()
+        return found
+
+    change.compute = once
+    with Edit(table.context.supplier, edit_id, attempts_max=attempts_max) as edit:
+        edit.add(table.context, change)
+        edit.commit()
+    return edit
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("keep", KEEPS)
+def test_a_change_is_committed_once(instance: Instance, keep: str, layout: str) -> None:
+    table = made(instance, keep, layout)
+    edit = raised(table, Raise(dm.Range(20, 50)), edit_id="one")
+    assert (edit.attempts, edit.counts) == (1, {"updated": 3})
+    expected = {k: k + (20 <= k < 50) for k in range(0, 100, 10)}
+    assert seen(table) == expected
+    with Edit(table.context.supplier, "one") as again:
+        again.add(table.context, Raise(dm.Range(20, 50)))
+        assert again.is_applied(table.context)
+        assert not again.commit()
+    assert seen(table) == expected
+    assert not query(instance._supplier, OPEN_ATTEMPTS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("keep", KEEPS)
+def test_a_commit_of_concerned_rows_computes_the_change_again(
+    instance: Instance, keep: str, layout: str
+) -> None:
+    table = made(instance, keep, layout)
+    edit = raised(table, Raise(dm.Range(20, 50)), lambda: table.ingest([{"k": 25, "v": 7}]))
+    assert edit.attempts == 2
+    expected = {k: k + (20 <= k < 50) for k in range(0, 100, 10)} | {25: 8}
+    assert seen(table) == dict(sorted(expected.items()))
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda table: table.ingest([{"k": 55, "v": 1}]),
+        lambda table: table.ingest([{"k": 25, "v": 2_000}, {"k": 99, "v": 0}]),
+        lambda table: table.delete({"k": 60}),
+        lambda table: table.delete({"k": dm.Range(46, 50)}),
+        lambda table: table.compact(full=True),
+        lambda table: table.partitions.split(table.partitions.leaves()[0].partition_id, 30),
+        lambda table: table.collect_garbage(),
+        lambda table: table.history.record_cut("cut"),
+    ],
+    ids=["another key", "other values", "another deletion", "no row deleted", "compaction", "split",
+         "collection", "cut"],
+)  # fmt: skip
+def test_other_commits_are_no_conflict(
+    instance: Instance, keep: str, meanwhile: Callable[[Table], object]
+) -> None:
+    table = made(instance, keep)
+    table.ingest([{"k": 45, "v": 45}])
+    edit = raised(table, Raise(dm.Range(20, 50)), lambda: meanwhile(table))
+    assert edit.attempts == 1
+    found = seen(table)
+    assert {k: found[k] for k in (20, 30, 40, 45) if k in found} == {
+        k: k + 1 for k in (20, 30, 40, 45) if k in found
+    }
+
+
+def test_a_deletion_of_read_rows_computes_the_change_again(instance: Instance) -> None:
+    table = made(instance)
+    edit = raised(table, Raise(dm.Range(20, 50)), lambda: table.delete({"k": 30}))
+    assert edit.attempts == 2
+    assert 30 not in seen(table)
+
+
+def test_a_restore_computes_the_change_again(instance: Instance) -> None:
+    table = made(instance)
+    table.history.record_cut("before")
+    table.ingest([{"k": 21, "v": 5}])
+    edit = raised(table, Raise(dm.Range(20, 50)), lambda: table.restore("before"))
+    assert edit.attempts == 2
+    assert seen(table) == {k: k + (20 <= k < 50) for k in range(0, 100, 10)}
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_a_change_that_is_always_overtaken_changes_nothing(instance: Instance, keep: str) -> None:
+    table = made(instance, keep)
+    meanwhile = [lambda k=k: table.ingest([{"k": 20 + k, "v": 1}]) for k in (1, 2, 3)]
+    with pytest.raises(EditConflict, match=r"table 't', k from 20 to 50: .* each of the 3 times") as caught:
+        raised(table, Raise(dm.Range(20, 50)), *meanwhile, attempts_max=3)
+    assert caught.value.table == "t"
+    assert seen(table) == dict(sorted(({k: k for k in range(0, 100, 10)} | {21: 1, 22: 1, 23: 1}).items()))
+    assert not query(instance._supplier, OPEN_ATTEMPTS)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_no_update_of_threads_is_lost(instance: Instance, keep: str) -> None:
+    table = made(instance, keep)
+
+    def work(number: int) -> int:
+        return sum(
+            raised(instance.table("t"), Raise(dm.Range(20, 21)), attempts_max=1_000).attempts
+            for _ in range(6)
+        )
+
+    with ThreadPoolExecutor(4) as threads:
+        attempts = sum(threads.map(work, range(4)))
+    assert seen(table)[20] == 20 + 4 * 6
+    assert attempts >= 24
+
+
+def test_a_change_of_many_rows_is_not_starved(instance: Instance) -> None:
+    """Other commits that do not concern it go on all the time."""
+    table = made(instance)
+    numbers = iter(range(1_000))
+
+    def another() -> None:
+        table.ingest([{"k": 25, "v": 2_000 + next(numbers)}])
+
+    change = Raise(dm.Range(20, 50))
+    compute = change.compute
+
+    def once(context: TableContext, attempt: WriteAttempt, at: Any) -> Computed:
+        found = compute(context, attempt, at)
+        another()
+        concern = found.concern
+
+        def of(context: TableContext, changed: Any) -> bool:
+            result = concern.of(context, changed)
+            if looks.pop():
+                another()
+            return result
+
+        looks = [False, *[True] * 3]
+        return Computed(found.files, found.deletions, Concern(concern.ranges, of), found.counts)
+
+    change.compute = once
+    with Edit(table.context.supplier, None) as edit:
+        edit.add(table.context, change)
+        assert edit.commit()
+    assert edit.attempts == 1
+    assert next(numbers) == 4
+
+
+def test_changes_of_one_transaction_must_be_apart(instance: Instance) -> None:
+    table = made(instance)
+    with Edit(table.context.supplier, None) as edit:
+        edit.add(table.context, Raise(dm.Range(20, 30)))
+        edit.add(table.context, Raise(dm.Range(30, 40)))
+        with pytest.raises(InvalidInput, match="an earlier one of the same transaction changed"):
+            edit.add(table.context, Raise(dm.Range(25, 35)))
+        assert edit.commit()
+    assert seen(table) == {k: k + (20 <= k < 40) for k in range(0, 100, 10)}
+
+
+def test_a_transaction_of_two_tables(instance: Instance) -> None:
+    one = made(instance)
+    other = instance.create_table("u", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
+    with instance.transaction("first") as tx:
+        tx.delete("t", {"k": dm.Range(0, 50)})
+        tx.ingest("t", [{"k": 1, "v": 1}])
+        tx.upsert("u", [{"k": 1, "v": 1}])
+        assert seen(one) == {k: k for k in range(0, 100, 10)}
+        assert tx.applied is None
+    assert tx.applied
+    assert (seen(one), seen(other)) == ({1: 1, 50: 50, 60: 60, 70: 70, 80: 80, 90: 90}, {1: 1})
+    with instance.transaction("first") as tx:
+        tx.ingest("t", [{"k": 2, "v": 2}])
+    assert tx.applied is False
+    with pytest.raises(ZeroDivisionError), instance.transaction() as tx:
+        tx.ingest("t", [{"k": 2, "v": 2}])
+        tx.upsert("u", [{"k": 2, "v": 2}])
+        raise ZeroDivisionError
+    assert (len(seen(one)), len(seen(other))) == (6, 1)
