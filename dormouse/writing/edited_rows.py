@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -18,7 +18,7 @@ from dormouse.model.edits import Sql
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.loops import Progress, no_progress, portions
 from dormouse.model.schema import Schema
-from dormouse.model.table import given_schema, is_keyed
+from dormouse.model.table import SEQUENCE, given_schema, is_keyed
 from dormouse.model.types import Field
 from dormouse.reading.changes import CHANGE, DELETE
 from dormouse.reading.sql.conditions import DuckDb, type_name
@@ -60,6 +60,12 @@ def check_editable(context: TableContext, what: str) -> None:
         )
 
 
+def without_filter(context: TableContext) -> TableContext:
+    """Returns services that also read the rows that the table's filter hides."""
+    unfiltered = context.table.properties.model_copy(update={"filter": None})
+    return replace(context, table=replace(context.table, properties=unfiltered))
+
+
 def relation(name: str, fields: Iterable[Field]) -> Relations:
     """Returns the columns of some rows, for expressions."""
     return ((name, tuple((one.name, one.type) for one in fields)),)
@@ -92,31 +98,31 @@ def check_not_key(what: str, context: TableContext, name: str) -> None:
         )
 
 
-def checked_constant(what: str, one: Field, value: Any) -> Any:
+def checked_constant(what: str, column: Field, value: Any) -> Any:
     """Returns a constant as a value of a column's type. Raises `InvalidQuery` if it does not fit."""
     try:
-        if value is not None and not one.type.is_nested:
-            return value_of(one, value)
-        column = pa.array([value], arrow_type(one.type))
-        return conform(pa.table([column], names=[one.name]), unkeyed([one])).column(0)[0].as_py()
+        if value is not None and not column.type.is_nested:
+            return value_of(column, value)
+        values = pa.array([value], arrow_type(column.type))
+        return conform(pa.table([values], names=[column.name]), unkeyed([column])).column(0)[0].as_py()
     except InvalidData:
-        said = f"column {one.name!r} must not be null"
+        said = f"column {column.name!r} must not be null"
     except InvalidQuery as error:
         said = str(error)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        said = f"{one.name!r} is {one.type}, and {value!r} does not fit"
+        said = f"{column.name!r} is {column.type}, and {value!r} does not fit"
     raise InvalidQuery(f"{what}: {said}")
 
 
-def value_text(what: str, one: Field, value: Any, relations: Relations) -> tuple[str, Scalar | None]:
+def value_text(what: str, column: Field, value: Any, relations: Relations) -> tuple[str, Scalar | None]:
     """Returns the SQL of a new value of a column, a constant or an `Sql`, with the column's type.
 
     The second item is the checked expression of an `Sql`.
     """
     if not isinstance(value, Sql):
-        return constant_text(one.type, checked_constant(what, one, value)), None
-    found = checked_scalar(f"{what}: {one.name!r}", value, relations)
-    return f"CAST({found.text} AS {type_name(one.type)})", found
+        return constant_text(column.type, checked_constant(what, column, value)), None
+    found = checked_scalar(f"{what}: {column.name!r}", value, relations)
+    return f"CAST({found.text} AS {type_name(column.type)})", found
 
 
 def identity(context: TableContext, columns: Iterable[str]) -> tuple[str, ...]:
@@ -199,10 +205,21 @@ class Outcome:
             yield part.rows
 
 
+def placed(context: TableContext) -> TableContext:
+    """Returns services that also read the places of the rows of a keyed table."""
+    return replace(context, with_places=True) if is_keyed(context.properties) else context
+
+
 def new_rows(
-    context: TableContext, columns: Sequence[pa.Array], deletes: pa.Array | None = None
+    context: TableContext,
+    columns: Sequence[pa.Array],
+    deletes: pa.Array | None = None,
+    places: pa.Array | None = None,
 ) -> pa.RecordBatch:
-    """Returns new rows of a table from the values of its columns; of a keyed table, with `DELETES`.
+    """Returns new rows of a table from the values of its columns.
+
+    Those of a keyed table get the column `DELETES` and, if they are given, the places of the rows that they
+    replace; null for none.
 
     Raises `InvalidData` for values that the columns cannot have.
     """
@@ -212,7 +229,8 @@ def new_rows(
         rows = len(columns[0])
         columns = [*columns, pa.repeat(pa.scalar(False), rows) if deletes is None else deletes]
         names.append(DELETES)
-    return conform(pa.RecordBatch.from_arrays(list(columns), names=names), schema)
+    rows = conform(pa.RecordBatch.from_arrays(list(columns), names=names), schema)
+    return rows if places is None else rows.append_column(SEQUENCE, places)
 
 
 def check_newest(what: str, context: TableContext, rows: pa.RecordBatch, before: pa.Array) -> None:

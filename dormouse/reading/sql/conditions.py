@@ -6,10 +6,13 @@ DuckDB orders values as Dormouse does: NaN is the largest number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from dormouse.data.transform import quoted
-from dormouse.model.region import number_of_value
+from dormouse.model.region import KeyRanges, Range, number_of_value
 from dormouse.model.schema import Field
 from dormouse.model.types import (
     BOOLEAN,
@@ -22,8 +25,10 @@ from dormouse.model.types import (
     STRING,
     TIMESTAMP,
     DataType,
+    time_text,
 )
-from dormouse.reading.row_filter import Engine
+from dormouse.reading.row_filter import Engine, InRanges, every, rendered
+from dormouse.reading.row_sets import RowSet
 
 _TYPES = {
     INT: "INTEGER",
@@ -69,6 +74,42 @@ def literal(field: Field, value: Any) -> str:
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 
+def literal_of(value: Any) -> str:  # noqa: PLR0911 one a type
+    """Returns a value of Python as an SQL literal of the type that DuckDB gives it as a parameter.
+
+    A text has no type of its own, so that it becomes what it is compared with.
+    """
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value) if value >= 0 else f"({value})"
+        case str():
+            return text(value)
+        case bytes():
+            return f"from_hex('{value.hex()}')"
+        case datetime():
+            return f"'{time_text(value)}'::{'TIMESTAMP' if value.tzinfo is None else 'TIMESTAMPTZ'}"
+        case date():
+            return f"'{value.isoformat()}'::DATE"
+        case time():
+            return f"'{value.isoformat()}'::{'TIME' if value.tzinfo is None else 'TIMETZ'}"
+        case timedelta(days=days, seconds=seconds, microseconds=microseconds):
+            return f"'{days} days {seconds * 1_000_000 + microseconds} microseconds'::INTERVAL"
+        case UUID():
+            return f"'{value}'::UUID"
+        case Decimal() if value.is_finite():
+            _, digits, exponent = value.as_tuple()
+            scale = max(-int(exponent), 0)
+            precision = max(len(digits) + max(int(exponent), 0), scale, 1)
+            return f"'{value:f}'::DECIMAL({precision}, {scale})"
+        case list():
+            return f"[{', '.join(map(literal_of, value))}]"
+    return f"'{float(value)!r}'::DOUBLE"
+
+
 LISTED_MAX = 16
 """The most values that are listed in an expression. DuckDB compares with each; it hashes rows of VALUES."""
 
@@ -94,6 +135,18 @@ class DuckDb(Engine[str]):
         )
         return f"({columns}) IN (FROM (VALUES {', '.join(f'({row})' for row in listed)}))"
 
+    def one_of(self, rows: RowSet, ranges: KeyRanges) -> str:
+        # DuckDB compares structs as by IS NOT DISTINCT FROM
+        tested = _struct(map(self._column, rows.fields), rows.fields)
+        listed = _struct(map(quoted, rows.columns), rows.fields)
+        read = f"read_parquet([{', '.join(map(text, rows.local_paths()))}], hive_partitioning = false)"
+        stored = {field.name: quoted(name) for field, name in zip(rows.fields, rows.columns, strict=True)}
+        bounded = [one for one in rows.fields if Range() not in ranges.get(one.name, [Range()])]
+        near = [InRanges(one, tuple(ranges[one.name])) for one in bounded]
+        # row groups of other keys are skipped
+        where = rendered(every(near), DuckDb(lambda field: stored[field.name]))
+        return f"{tested} IN (SELECT {listed} FROM {read} WHERE {where})"
+
     def searched(self, field: Field, point: Any, below: str, rest: str) -> str:
         return f"CASE WHEN {self.compared(field, '<', point)} THEN {below} ELSE {rest} END"
 
@@ -114,6 +167,14 @@ class DuckDb(Engine[str]):
 
     def fails(self, part: str) -> str:
         return f"NOT coalesce({part}, false)"
+
+
+def _struct(columns: Iterable[str], fields: Iterable[Field]) -> str:
+    parts = (
+        f"'c{n}': CAST({one} AS {type_name(field.type)})"
+        for n, (one, field) in enumerate(zip(columns, fields, strict=True))
+    )
+    return f"{{{', '.join(parts)}}}"
 
 
 DUCKDB: Engine[str] = DuckDb()
