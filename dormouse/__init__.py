@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dormouse.embedded.local import local
     from dormouse.embedded.restoring import backups, restore
     from dormouse.model.cut import Cut
+    from dormouse.model.edits import WhenMatched, WhenNotMatched, WhenNotMatchedBySource, sql
     from dormouse.model.region import Range, Region
     from dormouse.model.schema import Field, Schema
     from dormouse.model.table import TableProperties
@@ -99,10 +100,14 @@ __all__ = [
     "Table",
     "TableProperties",
     "Update",
+    "WhenMatched",
+    "WhenNotMatched",
+    "WhenNotMatchedBySource",
     "backups",
     "connect",
     "local",
     "restore",
+    "sql",
 ]
 
 _TYPES = "dormouse.model.types"
@@ -124,6 +129,10 @@ _HOMES = {
     "connect": "dormouse.api.instance",
     "local": "dormouse.embedded.local",
     "restore": "dormouse.embedded.restoring",
+    "WhenMatched": "dormouse.model.edits",
+    "WhenNotMatched": "dormouse.model.edits",
+    "WhenNotMatchedBySource": "dormouse.model.edits",
+    "sql": "dormouse.model.edits",
     **dict.fromkeys(
         (
             "AddColumn",

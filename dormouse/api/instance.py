@@ -261,8 +261,9 @@ class Instance(Upkeep):
         from dormouse.api.transaction import Transaction
 
         self._check_writable()
-        found = self.table, lambda: self.payloads, self._tables.changing()
-        return Transaction(self._supplier, *found, transaction_id, attempts_max)
+        return Transaction(
+            self._supplier, self.table, lambda: self.payloads, self._tables, transaction_id, attempts_max
+        )
 
     def duckdb(
         self, as_of: When | None = None, where: Mapping[str, Where] | None = None, *, verify: bool = False

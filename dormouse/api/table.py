@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dormouse.api.table_reads import TableReads
@@ -21,12 +21,16 @@ from dormouse.state.history.moments import position_of
 
 if TYPE_CHECKING:
     from dormouse.durability.erasing import EraseReport
+    from dormouse.model import edits
+    from dormouse.model.edits import Sql, UpdateReport
+    from dormouse.model.edits import When as Clause
     from dormouse.reading.changes import Consumer
     from dormouse.reading.where import DeleteWhere
     from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions import SmallPair
     from dormouse.writing.compaction import CompactionReport
     from dormouse.writing.deleting import DeleteReport
+    from dormouse.writing.edits import CountedChange, Done
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 
@@ -130,6 +134,16 @@ class Table(TableReads):
             data, evolve, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress
         )
 
+    def _edited(
+        self, change: CountedChange, edit_id: str | None, attempts_max: int, *, dry_run: bool
+    ) -> Done:
+        from dormouse.writing.edits import counted, edited_alone
+
+        if dry_run:
+            return counted(self.context, change)
+        with self.changing():
+            return edited_alone(self.context, change, edit_id, attempts_max)
+
     def _load(self, data: Any, evolve: Evolve | None, **how: Any) -> IngestReport:
         from dormouse.writing.ingest import ingest
 
@@ -176,6 +190,66 @@ class Table(TableReads):
 
         with self.changing():
             return replaced(self.context, where, data, ingest_id, progress)
+
+    def update(
+        self,
+        where: DeleteWhere | Sql,
+        values: Mapping[str, Any],
+        *,
+        edit_id: str | None = None,
+        dry_run: bool = False,
+        attempts_max: int = 5,
+        progress: Progress = no_progress,
+    ) -> UpdateReport:
+        """Gives the rows that meet a condition new values, in one commit: readers see all of them or none.
+
+        `where` is that of `delete`, or `dm.sql("a condition")`. `values` maps columns to constants, or to
+        `dm.sql("an expression")` over the columns of the row as it was. Row keys may change in tables that
+        keep every row. If other commits change rows that concern the update before it commits, it is computed
+        again, `attempts_max` times in all. Other commits, and compactions, do not matter. A second call with
+        the same `edit_id` changes nothing. `dry_run` counts the rows. `progress` is called with the number of
+        rows done.
+
+        Raises `InvalidQuery` for columns, conditions and expressions that do not fit, `InvalidData` for a
+        value that a column cannot have, and `InvalidInput` for a table whose `filter` hides rows. After
+        `EditConflict` and `CommitFailed` nothing was changed. After `CommitOutcomeUnknown` this is unknown:
+        try the same `edit_id` again.
+        """
+        from dormouse.model.edits import UpdateReport
+        from dormouse.writing.updating import Update
+
+        change = Update(self._tables.sessions(), where, values, progress)
+        done = self._edited(change, edit_id, attempts_max, dry_run=dry_run)
+        return UpdateReport(done.edit_id, done.counts.get("updated", 0), done.attempts, done.applied)
+
+    def merge_into(
+        self,
+        source: Any,
+        on: Sequence[str] | Sql,
+        when: Sequence[Clause],
+        *,
+        edit_id: str | None = None,
+        dry_run: bool = False,
+        attempts_max: int = 5,
+        progress: Progress = no_progress,
+    ) -> edits.MergeReport:
+        """Merges the rows of a source into the table, in one commit, as SQL's MERGE does.
+
+        `source` is anything that `ingest` takes, or `dm.sql("select …")` over tables of the instance. `on`
+        names columns that both have, or is `dm.sql("a condition")` over rows `t` of the table and `s` of the
+        source. `when` are clauses: `dm.WhenMatched`, `dm.WhenNotMatched`, `dm.WhenNotMatchedBySource`. The
+        first that holds for a pair of rows, or for a row without a partner, says what becomes of it. The
+        other options, and the errors, are those of `update`. Raises `AmbiguousRows` if several rows of the
+        source would change one row, or insert one key of a keyed table.
+        """
+        from dormouse.model.edits import MergeReport
+        from dormouse.writing.merging import Merge
+
+        sessions, tables = self._tables.sessions(), self._tables.named()
+        with closing(Merge(sessions, source, on, when, tables=tables, progress=progress)) as change:
+            done = self._edited(change, edit_id, attempts_max, dry_run=dry_run)
+        counts = (done.counts.get(kind, 0) for kind in ("inserted", "updated", "deleted"))
+        return MergeReport(done.edit_id, *counts, done.attempts, done.applied)
 
     def erase(
         self,

@@ -265,7 +265,7 @@ class Tables:
         sessions = sessions or self.sessions()
         from dormouse.reading.streams import Answer
 
-        return Answer(sql(sessions, self._named(verify), statement, parameters, interruption, as_of))
+        return Answer(sql(sessions, self.named(verify), statement, parameters, interruption, as_of))
 
     def duckdb(self, where: Mapping[str, Where], as_of: When | None, verify: bool) -> DuckDBPyConnection:
         if not isinstance(where, Mapping):
@@ -294,7 +294,7 @@ class Tables:
         from dormouse.reading.sql.statements import explain_sql
 
         sessions = sessions or self.sessions()
-        return explain_sql(sessions, self._named(), statement, parameters, interruption, as_of)
+        return explain_sql(sessions, self.named(), statement, parameters, interruption, as_of)
 
     def close(self) -> None:
         """Closes the SQL engine; later statements raise `InstanceError`."""
@@ -319,7 +319,8 @@ class Tables:
 
         return Engine(self.objects, cursors_kept=CURSORS_KEPT)
 
-    def _named(self, verify: bool = False) -> Named:
+    def named(self, verify: bool = False) -> Named:
+        """Returns functions that look up the tables that a statement names."""
         from dormouse.reading.sql.named import Named
 
         def like(names: Iterable[str]) -> dict[str, TableContext]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +14,9 @@ from dormouse.model.loops import Progress, no_progress
 
 if TYPE_CHECKING:
     from dormouse.api.table import Table
+    from dormouse.api.tables import Tables
+    from dormouse.model.edits import Sql
+    from dormouse.model.edits import When as Clause
     from dormouse.payloads.store import PayloadStore
     from dormouse.postgres.connection import Supplier
     from dormouse.reading.where import DeleteWhere
@@ -36,14 +39,15 @@ class Transaction:
         supplier: Supplier,
         find: Callable[[str], Table],
         payloads: Callable[[], PayloadStore],
-        changing: AbstractContextManager[None],
+        tables: Tables,
         transaction_id: str | None,
         attempts_max: int,
     ) -> None:
         from dormouse.writing.edits import Edit
 
         self._find, self._payloads = find, payloads
-        self._changing = changing
+        self._tables = tables
+        self._closing = ExitStack()
         self._edit = Edit(supplier, transaction_id, "transaction", attempts_max)
         self._thread: int | None = None
         self._is_over = False
@@ -79,7 +83,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_over, _of_thread.open = True, None
-        with self._changing, self._edit:
+        with self._closing, self._tables.changing(), self._edit:
             if error is None:
                 self._applied = not self._is_repeated and self._edit.commit()
 
@@ -116,19 +120,51 @@ class Transaction:
             encode_given(one)
         self._edit.add_work(lambda conn: store.put_many(given, conn=conn))
 
+    def update(
+        self,
+        table: str,
+        where: DeleteWhere | Sql,
+        values: Mapping[str, Any],
+        *,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Gives the rows that meet a condition new values, as `Table.update` does. Raises its errors."""
+        from dormouse.writing.updating import Update
+
+        self._add(table, lambda of: Update(of.sessions(), where, values, progress))
+
+    def merge_into(
+        self,
+        table: str,
+        source: Any,
+        on: Sequence[str] | Sql,
+        when: Sequence[Clause],
+        *,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Merges the rows of a source into a table, as `Table.merge_into` does. Raises its errors."""
+        from dormouse.writing.merging import Merge
+
+        def merge(of: Tables) -> Merge:
+            made = Merge(of.sessions(), source, on, when, tables=of.named(), progress=progress)
+            self._closing.callback(made.close)
+            return made
+
+        self._add(table, merge)
+
     def _load(self, table: str, data: Any, deletes: str | None, progress: Progress, *, upserts: bool) -> None:
         from dormouse.sources.source import GivenData
         from dormouse.writing.plain_changes import Load
 
         self._add(table, lambda of: Load(GivenData(data, deletes), upserts, deletes, progress))
 
-    def _add(self, name: str, change: Callable[[Table], Change]) -> None:
+    def _add(self, name: str, change: Callable[[Tables], Change]) -> None:
         self._check_usable()
         table = self._find(name)
         if self._is_repeated is None:
             self._is_repeated = not self._edit.is_new and self._edit.is_applied(table.context)
         if not self._is_repeated:
-            self._edit.add(table.context, change(table))
+            self._edit.add(table.context, change(self._tables))
 
     def _check_usable(self) -> None:
         if self._thread is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,7 +24,6 @@ from dormouse.errors import (
     DormouseError,
     EditConflict,
     InvalidInput,
-    InvalidQuery,
     QueryOvertaken,
 )
 from dormouse.model.cut import Position
@@ -33,6 +33,7 @@ from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import check_not_edited, is_keyed
 from dormouse.model.text import check_text
+from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.reading.changes import Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
@@ -111,6 +112,49 @@ class Change(Protocol):
         ...
 
 
+class CountedChange(Change, Protocol):
+    """A change whose rows can be counted without changing any."""
+
+    def dry_run(self, context: TableContext) -> Mapping[str, int]:
+        """Returns the numbers of rows that the change would change, by kind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of an edit: the numbers of changed rows by kind, and how often they were computed.
+
+    `counts` is empty if an edit with this id was applied before. After a dry run there is no id.
+    """
+
+    edit_id: str | None
+    counts: Mapping[str, int]
+    attempts: int
+    applied: bool
+
+
+def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
+    """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
+    with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
+        applied = edit.is_new or not edit.is_applied(context)
+        if applied:
+            edit.add(context, change)
+            applied = edit.commit()
+        return Done(edit.edit_id, edit.counts if applied else {}, edit.attempts, applied)
+
+
+def counted(context: TableContext, change: CountedChange) -> Done:
+    """Returns the numbers of rows that a change would change, and changes nothing."""
+    check_may_edit(context)
+    return Done(None, on_current(context, change.dry_run), 0, applied=False)
+
+
+def check_may_edit(context: TableContext) -> None:
+    """Raises `NotARowTable` for a row table."""
+    how = "use row_table(…).change or 'dormouse rows change'"
+    check_not_edited(context.table.name, context.properties, how)
+
+
 @dataclass(slots=True)
 class _Planned:
     """A change, and its last result, which is valid until another commit changes the rows that it read."""
@@ -142,7 +186,11 @@ class Edit:
     """
 
     def __init__(
-        self, supplier: Supplier, edit_id: str | None, kind: str = "edit", attempts_max: int = ATTEMPTS_MAX
+        self,
+        supplier: Supplier,
+        edit_id: str | None,
+        kind: str = "edit",
+        attempts_max: int = ATTEMPTS_MAX,
     ) -> None:
         self._supplier = supplier
         if not isinstance(attempts_max, int) or isinstance(attempts_max, bool) or attempts_max < 1:
@@ -184,9 +232,7 @@ class Edit:
 
         A change must not depend on rows that an earlier change of the same edit wrote.
         """
-        check_not_edited(
-            context.table.name, context.properties, "use row_table(…).change or 'dormouse rows change'"
-        )
+        check_may_edit(context)
         planned = self._computed(context, change)
         for earlier in self._planned:
             if earlier.context.table.table_id == context.table.table_id:
@@ -206,7 +252,7 @@ class Edit:
         """
         looks = moves = 0
         while self._planned or self._works:
-            concern = self._concerned if looks >= LOOKS_FREE else None
+            concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
                 applied = self._committed(self._parts(), concern)
             except Disturbed as disturbed:
@@ -254,17 +300,27 @@ class Edit:
         numbers = self._groups()[found.part]
         return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
 
-    def _concerned(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
         concerned = []
         for one in found:
             planned = self._planned[self._of(one)]
-            till = now(planned.context, planned.at)
-            if _concerns(planned, till, one.files):
+            context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
+            till = now(context, planned.at)
+            if _concerns(planned.computed.concern, context, planned.at, till, one.files):
                 concerned.append(one)
             else:
                 planned.at = till
         return concerned
+
+    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+        """Returns the same while this edit has its locks.
+
+        Uses other connections than this process has, which may all wait for these locks.
+        """
+        dsn = self._planned[0].context.dsn
+        with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
+            return self._concerned(found, apart)
 
     def _compute_again(self, found: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
@@ -332,15 +388,16 @@ class Edit:
         raise unknown or AssertionError
 
 
-def _concerns(planned: _Planned, till: Position, files: frozenset[str] | None) -> bool:
-    """Returns whether commits since a change read its rows, up to a moment, changed rows that concern it."""
-    concern, context = planned.computed.concern, planned.context
+def _concerns(
+    concern: Concern | None, context: TableContext, at: Position, till: Position, files: frozenset[str] | None
+) -> bool:
+    """Returns whether commits between two moments changed rows that concern a change."""
     if concern is None:
         return False
     try:
-        found = changes(context, planned.at, till, near=Near(concern.ranges, files), as_known=True)
+        found = changes(context, at, till, near=Near(concern.ranges, files), as_known=True)
         return concern.of(context, iter(found))
-    except (InvalidQuery, DormouseError):
+    except DormouseError:
         return True  # what changed is no longer known, or cannot be read: compute again
 
 

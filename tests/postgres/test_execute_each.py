@@ -8,9 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors, sql
+from psycopg.pq import TransactionStatus
 
 from dormouse.postgres import ConnectionSupplier, queries
-from dormouse.postgres.queries import Call, Statement, execute_each
+from dormouse.postgres.queries import Call, Statement, execute_each, execute_together
 from tests.stored import query
 
 ADD = Statement(sql.SQL("update counter set n = n + %(by)s::integer where id = %(id)s::integer"))
@@ -194,3 +195,29 @@ def test_a_fetch_on_a_dead_connection_raises(conn: psycopg.Connection[Any]) -> N
     conn.pgconn.finish()
     with pytest.raises(psycopg.OperationalError):
         NUMBERS.fetch(conn, {"by": 1})
+
+
+def test_statements_of_one_transaction_are_applied_all_or_none(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    assert execute_together(conn, [add(1), add(100, of=2)]) is None
+    assert values(counted) == [1, 100]
+    error = execute_together(conn, [add(1), (DIVIDE, {"by": 0, "id": 1}), add(1)])
+    assert isinstance(error, errors.DivisionByZero)
+    assert values(counted) == [1, 100]
+    assert conn.info.transaction_status == TransactionStatus.IDLE
+
+
+@pytest.mark.parametrize("lost", ["deallocate all", "begin; deallocate all; rollback"])
+def test_a_transaction_is_whole_after_its_prepared_statements_are_lost(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any], lost: str
+) -> None:
+    for _ in range(2):
+        assert execute_together(conn, [add(1), add(1, of=2)]) is None
+    conn.execute(lost, prepare=False)
+    assert execute_together(conn, [add(1), add(1, of=2)]) is None
+    assert values(counted) == [3, 3]
+    conn.execute(lost, prepare=False)
+    assert isinstance(execute_together(conn, [add(1), (DIVIDE, {"by": 0, "id": 1})]), errors.DivisionByZero)
+    assert values(counted) == [3, 3]
+    assert conn.info.transaction_status == TransactionStatus.IDLE

@@ -35,7 +35,7 @@ from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.lease import SessionLock, wait_for
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Statement, load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
 
@@ -98,6 +98,7 @@ NO_TABLE = 0
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
+_PLAN = Statement(_QUERIES["plan"].on())
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +202,8 @@ class WriteAttempts:
         """
         attempt_id, has_place = uuid.uuid4().hex, is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
-        statement = rows_of(_QUERIES["plan"], {**values, "has_place": has_place})
-        rows = run_statement(self._supplier, statement, operation="plan an edit")
+        values["has_place"] = has_place
+        rows = run_statement(self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit")
         if not rows:
             raise TableNotFound.gone(table.name)
         [(prefix, version, sequence, last, taken_at, epoch, snapshot)] = rows

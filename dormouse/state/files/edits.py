@@ -116,8 +116,8 @@ def commit(
     ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        for number in ordered:
-            _lock(conn, parts[number])
+        for statement, values in (lock for number in ordered for lock in _locks(parts[number])):
+            statement.execute(conn, values)
         if _is_applied(conn, parts, commit_id):
             raise _AppliedBefore
         found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
@@ -165,21 +165,19 @@ def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) ->
 
 
 def _locks(part: Part) -> list[Call]:
-    """Returns the calls that wait for edits that may change the same rows."""
+    """Returns the calls that wait for edits that may change the same rows, and for deletions.
+
+    If the part records a deletion, they wait for all writers. Without that, a deletion could come after the
+    check and before the new files, and not apply to these.
+    """
+    own = part.store.own
+    locks: list[Call] = [(own.statement("keep_writers_out" if part.deletions else "wait_for_deletions"), {})]
     spans = [span for read in part.reads for span in read.spans]
-    if not spans and not part.deletions:
-        return []
-    are_keys = not part.deletions and all(read.are_keys for read in part.reads) and len(spans) <= KEYS_MAX
-    values = {"table_id": part.table_id, "min_keys": bytes_([low for low, _ in spans])}
-    return [(_LOCK_KEYS if are_keys else _LOCK_TABLE, values)]
-
-
-def _lock(conn: psycopg.Connection[Any], part: Part) -> None:
-    """Waits for edits that may change the same rows, and for all writers if a deletion is recorded."""
-    if part.deletions:
-        part.store.keep_writers_out(conn)
-    for statement, values in _locks(part):
-        statement.execute(conn, values)
+    if spans or part.deletions:
+        are_keys = not part.deletions and all(read.are_keys for read in part.reads) and len(spans) <= KEYS_MAX
+        values = {"table_id": part.table_id, "min_keys": bytes_([low for low, _ in spans])}
+        locks.append((_LOCK_KEYS if are_keys else _LOCK_TABLE, values))
+    return locks
 
 
 def _is_applied(conn: psycopg.Connection[Any], parts: Sequence[Part], commit_id: str) -> bool:
