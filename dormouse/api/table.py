@@ -124,15 +124,31 @@ class Table(TableReads):
     ) -> IngestReport:
         """Loads rows into a keyed table, which keeps the newest row of each key; see `ingest` for options.
 
+        If the data lacks columns of the table, existing rows keep their values of these. New rows get the
+        default or null. Such a load reads the existing rows; if others change them meanwhile, it is computed
+        again, and may raise `EditConflict`.
+
         `deletes` names a boolean column of the data that the table lacks. A row with true deletes its key; of
         it only the row keys and `newest_by` are used. The newest row is the one with the largest `newest_by`.
         Among equals, or without `newest_by`, it is the last row of the load that began last. Raises the
         errors of `ingest`, and `InvalidInput` on a table that keeps every row.
         """
         check_upsert(self.name, self.properties)
-        return self._load(
-            data, evolve, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress
-        )
+        data, is_partial = self._tables.partial(self.context, data, engine)
+        if not is_partial:
+            how: dict[str, Any] = {"ingest_id": ingest_id, "engine": engine, "progress": progress}
+            return self._load(data, evolve, deletes=deletes, **how)
+        from dormouse.writing.merging import PartialUpsert
+        from dormouse.writing.plain_changes import loaded
+
+        with self.changing():
+            if evolve is not None:
+                given = engine, deletes, _columns_on_spark
+                data, self._known = self._tables.evolved(self.context, data, evolve, *given)
+            sessions = self._tables.sessions()
+            how = {"deletes": deletes, "progress": progress or no_progress}
+            with closing(PartialUpsert(sessions, data, **how)) as change:
+                return loaded(self.context, change, ingest_id, "ingest")
 
     def _edited(
         self, change: CountedChange, edit_id: str | None, attempts_max: int, *, dry_run: bool
@@ -186,10 +202,11 @@ class Table(TableReads):
         `where` is that of `delete`, and `data` that of `ingest`; its rows need not meet the condition. A
         second call with the same `ingest_id` changes nothing. Raises the errors of `delete` and `ingest`.
         """
-        from dormouse.writing.plain_changes import replaced
+        from dormouse.sources.source import GivenData
+        from dormouse.writing.plain_changes import Replace, loaded
 
         with self.changing():
-            return replaced(self.context, where, data, ingest_id, progress)
+            return loaded(self.context, Replace(where, GivenData(data), progress), ingest_id, "replace")
 
     def update(
         self,

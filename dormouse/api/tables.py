@@ -173,6 +173,20 @@ class Tables:
             context = add_missing(context, missing)
         return data, context
 
+    def partial(self, context: TableContext, data: Any, engine: str) -> tuple[Any, bool]:
+        """Returns the data to load, and whether it lacks value columns of the table.
+
+        Reading its columns may begin a stream.
+        """
+        from dormouse.sources import infer
+        from dormouse.writing.ingest import is_dataframe
+
+        if engine == "spark" or is_dataframe(data):
+            return data, False
+        data, columns = infer.columns_of(data)
+        schema = self.followed(context).schema
+        return data, bool(columns) and not {field.name for field in schema.values} <= columns.keys()
+
     @contextmanager
     def numbered(self, context: TableContext, data: Any) -> Iterator[tuple[TableContext, Any]]:
         """Yields the services, and the data with its first row number set, for a load that numbers its rows.

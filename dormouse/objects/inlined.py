@@ -90,11 +90,11 @@ class _LocalFiles:
         """Writes a local file whole, as another thread may read the same file; returns its path."""
         with self._lock:
             if self._slot is None:
-                self._slot = _claimed(self._store)
+                self._slot = claimed_folder(self._store)
                 atexit.register(self._close, os.getpid())
             elif not self._slot.folder.exists():  # a cleaner of temporary files deleted it
                 os.close(self._slot.lock)
-                self._slot = _claimed(self._store)
+                self._slot = claimed_folder(self._store)
             path = self._slot.path(local)
         written = path.with_suffix(f".{threading.get_ident()}")
         try:
@@ -199,7 +199,8 @@ class _Contents:
         return known
 
 
-def _claimed(store: ObjectStore) -> Slot:
+def claimed_folder(store: ObjectStore) -> Slot:
+    """Returns a new folder for files of this process that engines which read the store may read, too."""
     area = _area(store)
     if area != store.staging_area():
         area.sweep()  # nothing else does

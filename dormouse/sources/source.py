@@ -310,6 +310,11 @@ def without(schema: Schema, name: str) -> Schema:
     return Schema(keys, [], [field for field in others if field not in keys], shape=shape)
 
 
+def unkeyed(fields: Sequence[Field]) -> Schema:
+    """Returns the schema of rows that are no rows of a table, and so need no key."""
+    return _Unkeyed(fields, Shape.first(fields))
+
+
 class _Unkeyed(Schema):
     """A schema without keys, for data that lacks the table's key."""
 

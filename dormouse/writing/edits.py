@@ -223,6 +223,11 @@ class Edit:
                 found[kind] += count
         return found
 
+    @property
+    def files(self) -> list[FileWithReferences]:
+        """The files of all changes."""
+        return [file for planned in self._planned for file in planned.computed.files]
+
     def is_applied(self, context: TableContext) -> bool:
         """Returns whether this edit was applied before, by what a table records."""
         return context.store.is_applied(self._commit_id)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
 
 from dormouse.model.cut import Position
-from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import check_upsert, given_schema, is_keyed
 from dormouse.reading.where import ALL, DeleteWhere
@@ -19,7 +16,7 @@ from dormouse.sources.source import GivenData, Source, open_source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.deleting import DELETES, asked_to_delete, marks
-from dormouse.writing.edits import Computed, Edit
+from dormouse.writing.edits import Change, Computed, Edit
 from dormouse.writing.ingest import IngestReport, KeyedRows, keyed_rows, written
 
 
@@ -86,18 +83,16 @@ class Replace:
         return Source(rows.stored(chain(found, map(_unmarked, given.batches))), None)
 
 
-def replaced(
-    context: TableContext, where: DeleteWhere, data: Any, ingest_id: str | None, progress: Progress
-) -> IngestReport:
-    """Deletes the rows that meet a condition and loads others; see `Table.replace`."""
-    started, given = time.monotonic(), GivenData(data)
-    with Edit(context.supplier, ingest_id, "replace") as edit:
-        files: Sequence[FileWithReferences] = ()
+def loaded(context: TableContext, change: Change, ingest_id: str | None, kind: str) -> IngestReport:
+    """Applies a change that loads rows, once for each id. `kind` tells ids of operations apart."""
+    started = time.monotonic()
+    with Edit(context.supplier, ingest_id, kind) as edit:
         applied = edit.is_new or not edit.is_applied(context)
         if applied:
-            files = edit.add(context, Replace(where, given, progress)).files
+            edit.add(context, change)
             applied = edit.commit()
-    return IngestReport.of(edit.edit_id, files if applied else (), applied=applied, started=started)
+        files = edit.files if applied else ()
+        return IngestReport.of(edit.edit_id, files, applied=applied, started=started)
 
 
 def _unmarked(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dormouse.model.cut import Cut, Position
+from dormouse.model.edits import WhenMatched, WhenNotMatched, WhenNotMatchedBySource, sql
 from dormouse.model.file_reference import is_inlined
 from dormouse.model.json_values import json_value
 from dormouse.model.locks import process_lock
@@ -65,6 +66,9 @@ __all__ = [
     "TableProperties",
     "TableRecord",
     "TreeArrays",
+    "WhenMatched",
+    "WhenNotMatched",
+    "WhenNotMatchedBySource",
     "decode_key",
     "decode_value",
     "encode_key",
@@ -74,5 +78,6 @@ __all__ = [
     "narrow_id",
     "process_lock",
     "split_partition",
+    "sql",
     "tree_from_split_points",
 ]

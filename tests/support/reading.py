@@ -7,18 +7,24 @@ from dormouse.model.region import KeyRanges
 from dormouse.reading import gone_rows, row_numbers
 from dormouse.reading.executor import query
 from dormouse.reading.sql import selects
+from dormouse.reading.sql.parsed import reviewed as functions_review
+from dormouse.reading.sql.scalars import RANDOM, constant_text, scalar
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
 from dormouse.reading.where import question
 
 __all__ = [
+    "RANDOM",
     "Interruption",
     "KeyRanges",
     "arrow_schema",
+    "constant_text",
+    "functions_review",
     "gone_rows",
     "plan_query",
     "query",
     "question",
     "row_numbers",
+    "scalar",
     "selects",
 ]

@@ -18,13 +18,18 @@ from dormouse.writing.ingest import (
     written,
 )
 from dormouse.writing.merge import merge_sorted
+from dormouse.writing.merging import Merge, PartialUpsert
 from dormouse.writing.splitting import split
+from dormouse.writing.updating import Update
 
 __all__ = [
     "Computed",
     "Concern",
     "Edit",
     "FileSketches",
+    "Merge",
+    "PartialUpsert",
+    "Update",
     "asked_to_delete",
     "commit_files",
     "compact",

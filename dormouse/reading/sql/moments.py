@@ -16,6 +16,7 @@ _NAMES = {
     "pg_postmaster_start_time",
 }  # fmt: skip
 """The names that a statement may use: those of the functions, and of keywords and macros that call them."""
+_KEYWORDS = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 _UNKNOWN = "(random() * 0)::BIGINT"
 """A number that DuckDB does not evaluate while planning."""
 
@@ -23,6 +24,11 @@ _UNKNOWN = "(random() * 0)::BIGINT"
 def tells_time(words: Iterable[str]) -> bool:
     """Returns whether a statement with these words may depend on the current time."""
     return not _NAMES.isdisjoint(words)
+
+
+def is_moment(name: str) -> bool:
+    """Returns whether a name alone, without parentheses, is the current time if no column has it."""
+    return name.lower() in _KEYWORDS
 
 
 def microseconds() -> int:

@@ -232,7 +232,7 @@ def wanted(planning: Planning, interruption: Interruption | None = None) -> Want
     Raises `InvalidQuery` for errors that DuckDB finds while planning. Some errors appear only when it runs.
     """
     schemas, statement = planning.schemas, planning.statement
-    with _planner() as planner, _watched(planner, interruption):
+    with idle_planner() as planner, _watched(planner, interruption):
         planner.make(schemas)
         found = placed(statement, planning.parameters, planner.tree)
         with planner.at(planning.moment):
@@ -315,6 +315,23 @@ class _Planner:
         """Returns the JSON tree that DuckDB's parser makes of a statement."""
         return self._json(f"SELECT json_serialize_sql({text(statement)})")
 
+    def text_of(self, node: Node) -> str:
+        """Returns the text of a SELECT that is given by its part of a tree of `tree`."""
+        tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
+        try:
+            [[found]] = self._connection.execute(
+                f"SELECT json_deserialize_sql({text(json.dumps(tree))})"
+            ).fetchall()
+        except duckdb.Error as error:
+            raise InvalidQuery(f"a value of the expression is too large: {first_line(error)}") from None
+        return str(found)
+
+    def check(self, statement: str) -> None:
+        """Raises `InvalidQuery` for a statement that DuckDB cannot bind."""
+        answer = self._plan(statement, optimize=False)
+        if answer["error"] and answer.get("error_type") in _REFUSED:
+            raise InvalidQuery(first_line(ValueError(answer["error_message"])))
+
     def plan(self, statement: Placed) -> Node:
         """Returns DuckDB's plan of a statement as JSON, or its error."""
         with self._variables(statement.variables):
@@ -395,7 +412,8 @@ _free: dict[int, list[_Planner]] = {}
 
 
 @contextmanager
-def _planner() -> Iterator[_Planner]:
+def idle_planner() -> Iterator[_Planner]:
+    """Yields a planner that no other thread uses meanwhile."""
     free = _free.setdefault(os.getpid(), [])
     try:
         planner = free.pop()

@@ -1,0 +1,281 @@
+"""The results of edits: new rows, the rows that they replace, and which later changes concern them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_schema, arrow_type, conform
+from dormouse.data.transform import quoted
+from dormouse.errors import InvalidData, InvalidInput, InvalidQuery
+from dormouse.model.edits import Sql
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import Progress, no_progress, portions
+from dormouse.model.schema import Schema
+from dormouse.model.table import given_schema, is_keyed
+from dormouse.model.types import Field
+from dormouse.reading.changes import CHANGE, DELETE
+from dormouse.reading.sql.conditions import DuckDb, type_name
+from dormouse.reading.sql.scalars import (
+    TARGET,
+    Relations,
+    Scalar,
+    columns_text,
+    constant_text,
+    reference,
+    scalar,
+)
+from dormouse.reading.sql.staged import Staged
+from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.where import unknown, value_of
+from dormouse.sources.source import Source, unkeyed
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.state.files.deletions import NewDeletion
+from dormouse.writing.deleting import DELETES, asked_to_delete
+from dormouse.writing.edits import Changed
+from dormouse.writing.ingest import keyed_rows, written
+
+CHANGED_ROWS = 1_000_000
+"""The most changed rows that are compared with an edit at once."""
+OF_TARGET = DuckDb(lambda column: reference(TARGET, column.name))
+"""The renderer of conditions over columns of the rows `TARGET`."""
+KEYS = "k"
+"""The name, in statements, of the keys that an edit wrote."""
+
+# What users give, checked against a table.
+
+
+def check_editable(context: TableContext, what: str) -> None:
+    """Raises `InvalidInput` for a table whose filter hides rows, which an edit could not find."""
+    if context.properties.filter is not None:
+        raise InvalidInput(
+            f"{what}: the table's filter hides rows, which an edit would not change; clear the property "
+            "'filter' first, or delete and ingest rows"
+        )
+
+
+def relation(name: str, fields: Iterable[Field]) -> Relations:
+    """Returns the columns of some rows, for expressions."""
+    return ((name, tuple((one.name, one.type) for one in fields)),)
+
+
+def checked_scalar(what: str, value: object, relations: Relations, *, repeats: bool = False) -> Scalar:
+    """Returns a checked expression. Its errors begin with `what`. For `repeats`, see `scalar`."""
+    if not isinstance(value, Sql):
+        raise InvalidQuery(f"{what}: give dm.sql('an expression'), not {value!r}")
+    try:
+        return scalar(value.text, relations, repeats=repeats)
+    except InvalidQuery as error:
+        raise InvalidQuery(f"{what}: {error}") from None
+
+
+def checked_columns(what: str, schema: Schema, names: Iterable[object]) -> list[Field]:
+    """Returns the fields of some columns. Raises `InvalidQuery` for an unknown one."""
+    for name in names:
+        if name not in schema:
+            raise InvalidQuery(f"{what}: {unknown('column', name, schema.names)}")
+    return [schema.field(str(name)) for name in names]
+
+
+def check_not_key(what: str, context: TableContext, name: str) -> None:
+    """Raises `InvalidQuery` if an edit would change a row key of a keyed table."""
+    if is_keyed(context.properties) and name in context.schema.row_key_names:
+        raise InvalidQuery(
+            f"{what}: the table keeps one row for each key, and {name!r} is a row key, which no update "
+            "changes; delete the row and insert another"
+        )
+
+
+def checked_constant(what: str, one: Field, value: Any) -> Any:
+    """Returns a constant as a value of a column's type. Raises `InvalidQuery` if it does not fit."""
+    try:
+        if value is not None and not one.type.is_nested:
+            return value_of(one, value)
+        column = pa.array([value], arrow_type(one.type))
+        return conform(pa.table([column], names=[one.name]), unkeyed([one])).column(0)[0].as_py()
+    except InvalidData:
+        said = f"column {one.name!r} must not be null"
+    except InvalidQuery as error:
+        said = str(error)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        said = f"{one.name!r} is {one.type}, and {value!r} does not fit"
+    raise InvalidQuery(f"{what}: {said}")
+
+
+def value_text(what: str, one: Field, value: Any, relations: Relations) -> tuple[str, Scalar | None]:
+    """Returns the SQL of a new value of a column, a constant or an `Sql`, with the column's type.
+
+    The second item is the checked expression of an `Sql`.
+    """
+    if not isinstance(value, Sql):
+        return constant_text(one.type, checked_constant(what, one, value)), None
+    found = checked_scalar(f"{what}: {one.name!r}", value, relations)
+    return f"CAST({found.text} AS {type_name(one.type)})", found
+
+
+def identity(context: TableContext, columns: Iterable[str]) -> tuple[str, ...]:
+    """Returns the columns by which an edit deletes rows that it chose by `columns`.
+
+    Rows with equal values in them are treated alike. If the table merges rows of equal keys, only keys
+    identify a row.
+    """
+    schema = context.schema
+    if context.properties.aggregate is not None:
+        return schema.key_names
+    wanted = {*schema.key_names, *columns}
+    return tuple(name for name in schema.names if name in wanted)
+
+
+# New rows, and the rows that they replace.
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A part of an edit's result.
+
+    `rows` have the table's columns, of a keyed table followed by `DELETES`. `gone` has the columns by which
+    replaced rows are deleted, or is None if they need no such deletion.
+    """
+
+    rows: pa.RecordBatch
+    gone: pa.RecordBatch | None = None
+
+
+@dataclass
+class Outcome:
+    """The rows that an edit changes: the keys or the deleted rows, which are staged, and their numbers."""
+
+    context: TableContext
+    gone: Staged
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(context: TableContext, names: Sequence[str], *kinds: str) -> Outcome:
+        """Returns an outcome without rows. `names` are the columns by which replaced rows are deleted.
+
+        Of a keyed table, it keeps the keys of all rows that are written instead.
+        """
+        if is_keyed(context.properties):
+            names = context.schema.row_key_names
+        whole = arrow_schema(context.schema)
+        schema = pa.schema([whole.field(name) for name in names])
+        return Outcome(context, Staged(context.objects, schema), dict.fromkeys(kinds, 0))
+
+    def count(self, kind: str, rows: int) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + rows
+
+    def write(
+        self, attempt: WriteAttempt | None, parts: Iterator[Edited], progress: Progress = no_progress
+    ) -> list[FileWithReferences]:
+        """Writes the new rows as files of the attempt, and stages the replaced ones.
+
+        Without an attempt, only takes the rows, which counts them.
+        """
+        batches = (batch for batch in self._taken(parts) if batch.num_rows)
+        first = next(batches, None)
+        if first is None:
+            return []
+        if attempt is None:
+            for _ in batches:
+                pass
+            return []
+        found = chain([first], batches)
+        rows = keyed_rows(self.context, attempt, DELETES)
+        source = Source(found if rows is None else rows.stored(found), None)
+        return written(self.context, attempt, source, progress)
+
+    def _taken(self, parts: Iterator[Edited]) -> Iterator[pa.RecordBatch]:
+        keyed = is_keyed(self.context.properties)
+        for part in parts:
+            gone = part.rows.select(self.gone.schema.names) if keyed else part.gone
+            if gone is not None:
+                self.gone.add(pa.RecordBatch.from_arrays(gone.columns, schema=self.gone.schema))
+            yield part.rows
+
+
+def new_rows(
+    context: TableContext, columns: Sequence[pa.Array], deletes: pa.Array | None = None
+) -> pa.RecordBatch:
+    """Returns new rows of a table from the values of its columns; of a keyed table, with `DELETES`.
+
+    Raises `InvalidData` for values that the columns cannot have.
+    """
+    schema, names = context.schema, list(context.schema.names)
+    if is_keyed(context.properties):
+        schema = given_schema(schema, context.properties, DELETES)
+        rows = len(columns[0])
+        columns = [*columns, pa.repeat(pa.scalar(False), rows) if deletes is None else deletes]
+        names.append(DELETES)
+    return conform(pa.RecordBatch.from_arrays(list(columns), names=names), schema)
+
+
+def check_newest(what: str, context: TableContext, rows: pa.RecordBatch, before: pa.Array) -> None:
+    """Raises `InvalidQuery` if a new row of a keyed table would lose against the row that it replaces.
+
+    `before` has the value of `newest_by` in each replaced row, or null for a row that replaces none.
+    """
+    name = context.properties.newest_by or ""
+    at = pc.index(pc.less(rows.column(name), before), True).as_py()
+    if at >= 0:
+        old, new = before[at].as_py(), rows.column(name)[at].as_py()
+        raise InvalidQuery(
+            f"{what}: {name!r} determines which row is the newest, and {new!r} of the row with "
+            f"{key_text(context.schema, rows, at)} is less than its {old!r}, so the old row would stay"
+        )
+
+
+def key_text(schema: Schema, rows: pa.RecordBatch | pa.Table, number: int) -> str:
+    """Returns the row keys of a row, for an error."""
+    return ", ".join(f"{name} {rows.column(name)[number].as_py()!r}" for name in schema.row_key_names)
+
+
+def deletions_of_rows(context: TableContext, batches: Iterator[pa.RecordBatch]) -> list[NewDeletion]:
+    """Returns the deletions of the current rows with some values of some columns."""
+    tuples = {tuple(sorted(row.items())) for batch in batches for row in batch.to_pylist()}
+    return [asked_to_delete(context, dict(one))[1] for one in tuples]
+
+
+# The changes of other commits that concern an edit.
+
+
+def target_text(context: TableContext) -> str:
+    """Returns a SELECT of changed rows as rows of the table, without those that have only a key."""
+    place = quoted(TARGET)
+    if is_keyed(context.properties):
+        place += f" WHERE {quoted(CHANGE)} <> '{DELETE}'"
+    return columns_text(TARGET, context.schema.names, place)
+
+
+@dataclass(frozen=True)
+class Concerned:
+    """Statements that return a row if some changed rows, by the name `TARGET`, concern an edit.
+
+    They also read staged rows, by their names.
+    """
+
+    rows: TableRows
+    statements: tuple[str, ...]
+    staged: Mapping[str, Staged]
+
+    @staticmethod
+    def by_keys(context: TableContext) -> str:
+        """Returns the statement for keys of a keyed table that the edit wrote."""
+        keys = ", ".join(map(quoted, context.schema.row_key_names))
+        return f"SELECT 1 FROM {quoted(TARGET)} SEMI JOIN {quoted(KEYS)} USING ({keys}) LIMIT 1"
+
+    def of(self, context: TableContext, changed: Changed) -> bool:
+        """Returns whether one of the changed rows concerns the edit."""
+        parts = (batch for batch in changed if batch.num_rows)
+        for some in portions(parts, attrgetter("num_rows"), CHANGED_ROWS):
+            with Staged(context.objects, some[0].schema).add_all(some) as rows:
+                staged = {**self.staged, TARGET: rows}
+                if any(self.rows.of_staged(one, staged).num_rows for one in self.statements):
+                    return True
+        return False

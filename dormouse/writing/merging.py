@@ -1,0 +1,507 @@
+"""Merges: rows of a source that update, delete and insert rows of a table, computed at one moment.
+
+The source is staged first. One statement then joins its rows with those of the table, and finds the first
+clause that holds for each pair, and for each row without a partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.transform import quoted
+from dormouse.errors import AmbiguousRows, InvalidData, InvalidInput, InvalidQuery
+from dormouse.model.cut import Position
+from dormouse.model.edits import Sql
+from dormouse.model.loops import Progress, no_progress
+from dormouse.model.region import KeyRanges, Range, united
+from dormouse.model.schema import Schema
+from dormouse.model.table import check_upsert, given_schema, is_keyed, unchecked
+from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
+from dormouse.model.types import INT, LONG, DataType, Field
+from dormouse.reading.row_filter import in_slices, rendered
+from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.sql.moments import microseconds
+from dormouse.reading.sql.named import Named
+from dormouse.reading.sql.scalars import SOURCE, TARGET, columns_text, reference
+from dormouse.reading.sql.staged import Staged
+from dormouse.reading.sql.statements import sql
+from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.streams import Interruption
+from dormouse.sources.infer import columns_of
+from dormouse.sources.source import open_source, unkeyed
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.writing.edited_rows import (
+    KEYS,
+    OF_TARGET,
+    Concerned,
+    Edited,
+    Outcome,
+    check_editable,
+    check_newest,
+    deletions_of_rows,
+    identity,
+    key_text,
+    new_rows,
+    target_text,
+)
+from dormouse.writing.edits import Computed, Concern
+from dormouse.writing.merge_clauses import Clauses
+
+_ROW = "__row"
+"""The column with the number of each row of the source."""
+VALUES_MAX = 10_000
+"""The most values of a column that are looked for one by one; more are looked for as a range."""
+_INTS = (-(1 << 31), (1 << 31) - 1)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The staged rows of a merge's source, and the types of its columns."""
+
+    rows: Staged
+    columns: Mapping[str, DataType]
+
+
+class Merge:
+    """A change that merges the rows of a source into a table; see `Table.merge_into`.
+
+    The source is what `ingest` takes, or an `Sql` that selects rows of the tables in `tables`. Data is read
+    once, when the merge is first computed. A query is run each time.
+    """
+
+    verb = "merge into"
+
+    @property
+    def reads_its_keys(self) -> bool:
+        return True
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        source: Any,
+        on: Sequence[str] | Sql | str,
+        when: object,
+        *,
+        tables: Named | None = None,
+        progress: Progress = no_progress,
+        interruption: Interruption | None = None,
+    ) -> None:
+        self.sessions = sessions
+        self.progress = progress
+        self.interruption = interruption or Interruption()
+        self._source = source
+        self._on = on
+        self._when = when
+        self._tables = tables
+        self._given: _Given | None = None
+
+    def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
+        """Computes the merge from the rows that the table has now; see `Change.compute`.
+
+        Raises, besides the errors of `Update.compute`:
+
+        - `AmbiguousRows` if several rows of the source would change one row, or insert one key,
+        - `InvalidInput` for clauses that do not fit, and for an inserted key that a keyed table has.
+        """
+        return self._computation(context).run(attempt)
+
+    def dry_run(self, context: TableContext) -> Mapping[str, int]:
+        """Returns the numbers of rows that would be "inserted", "updated" and "deleted"; writes nothing."""
+        return self._computation(context).run(None).counts
+
+    def close(self) -> None:
+        """Deletes the staged source."""
+        if self._given is not None:
+            self._given.rows.close()
+
+    def _computation(self, context: TableContext) -> _Computation:
+        what = f"{self.verb} table {context.table.name!r}"
+        check_editable(context, what)
+        if self._given is None or isinstance(self._source, Sql):
+            self.close()
+            self._given = self._staged(what, context)
+        _check_cases(what, "the table", context.schema.names)
+        _check_cases(what, "the source", self._given.columns)
+        return _Computation(
+            self, what, context, self._given, self.clauses(what, context, self._given.columns)
+        )
+
+    def clauses(self, what: str, context: TableContext, columns: Mapping[str, DataType]) -> Clauses:
+        """Returns the checked clauses for a source with these columns."""
+        found = Clauses(what, context, columns, self._on)
+        found.add(self._when)
+        return found
+
+    def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
+        """Returns the columns of the staged source. Those that the table has, too, get its types."""
+        schema = context.schema
+        kinds = {name: schema.field(name).type if name in schema else columns[name] for name in columns}
+        return [Field(name, kind, nullable=True) for name, kind in kinds.items()]
+
+    def _staged(self, what: str, context: TableContext) -> _Given:
+        data = self._source
+        if isinstance(data, Sql):
+            if self._tables is None:
+                raise InvalidInput(f"{what}: this source is a query, which cannot be run here")
+            data = sql(self.sessions, self._tables, data.text, interruption=self.interruption)
+        data, found = columns_of(data)
+        if not found:  # no row tells of columns
+            found = {one.name: one.type for one in context.schema.fields}
+        fields = self.fields(context, found)
+        whole = arrow_schema(unkeyed(fields)).append(pa.field(_ROW, pa.int64(), nullable=False))
+        rows = Staged(context.objects, whole)
+        for batch in open_source(data, unkeyed(fields)).batches:
+            self.interruption.check()
+            numbers = pa.array(np.arange(rows.row_count, rows.row_count + batch.num_rows, dtype=np.int64))
+            rows.add(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=whole))
+        return _Given(rows, {one.name: one.type for one in fields})
+
+
+class PartialUpsert(Merge):
+    """An upsert of data that lacks columns: existing rows keep these, new rows have null or the default."""
+
+    verb = "upsert into"
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        data: Any,
+        *,
+        deletes: str | None = None,
+        progress: Progress = no_progress,
+        interruption: Interruption | None = None,
+    ) -> None:
+        super().__init__(sessions, data, (), (), progress=progress, interruption=interruption)
+        self._deletes = deletes
+
+    def clauses(self, what: str, context: TableContext, columns: Mapping[str, DataType]) -> Clauses:
+        found = Clauses(what, context, columns, context.schema.row_key_names)
+        found.add_upsert(self._deletes)
+        return found
+
+    def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
+        """Returns the columns of the staged data. Raises the errors of `upsert`."""
+        check_upsert(context.table.name, context.properties)
+        known = given_schema(context.schema, context.properties, self._deletes)
+        for name in [*context.schema.row_key_names, *([self._deletes] if self._deletes else [])]:
+            if name not in columns:
+                raise InvalidData(
+                    f"column {name!r} ({known.field(name).type}) is missing from the data"
+                    f"{did_you_mean(name, columns)}",
+                    columns=[name],
+                )
+        for name in columns:
+            if name not in known:
+                listed = shown_list(context.schema.names, COLUMNS_SHOWN)
+                raise InvalidData(
+                    f"column {name!r} is not in the schema; its columns are {listed}", columns=[name]
+                )
+        return [Field(name, known.field(name).type, nullable=name != self._deletes) for name in columns]
+
+
+def _check_cases(what: str, whose: str, names: Sequence[str] | Mapping[str, DataType]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if seen.setdefault(name.lower(), name) != name:
+            raise InvalidQuery(
+                f"{what}: columns {seen[name.lower()]!r} and {name!r} of {whose} differ in upper and lower "
+                "case only: rename one"
+            )
+
+
+class _Computation:
+    """One computation of a merge."""
+
+    def __init__(
+        self, merge: Merge, what: str, context: TableContext, given: _Given, clauses: Clauses
+    ) -> None:
+        self._merge = merge
+        self._what = what
+        self._context = context
+        self._schema = context.schema
+        self._given = given
+        self._clauses = clauses
+        self._acting = clauses.acting
+        moment = microseconds() if clauses.tells_time else None
+        self._rows = TableRows(merge.sessions, context, moment, merge.interruption)
+        self._gone = identity(context, clauses.columns)
+        self._is_keyed = is_keyed(context.properties)
+        by = context.properties.newest_by
+        self._before = self._gone if not self._is_keyed else () if by is None else (by,)
+        self._inserts = Outcome.of(context, self._gone)
+        """The keys of the rows that are inserted into a keyed table."""
+
+    def run(self, attempt: WriteAttempt | None) -> Computed:
+        """Computes the merge; without an attempt, only counts its rows."""
+        context = self._context
+        outcome = Outcome.of(context, self._gone, "inserted", "updated", "deleted")
+        ranges = self._ranges()
+        files = outcome.write(attempt, self._parts(ranges, outcome), self._merge.progress)
+        self._check_inserted()
+        deletions = []
+        if attempt is not None and not self._is_keyed:
+            deletions = deletions_of_rows(context, outcome.gone.batches())
+        return Computed(files, deletions, self._concern(ranges, outcome), outcome.counts)
+
+    # The statement.
+
+    def _of_source(self) -> str:
+        return columns_text(SOURCE, [_ROW, *self._given.columns], quoted(SOURCE))
+
+    def _case(self, *kinds: str) -> str:
+        """Returns the SQL of the number of the first clause that holds; -1 if it does not act."""
+        whens = [
+            f"WHEN {one.condition} THEN {-1 if one.action == 'nothing' else number}"
+            for number, one in enumerate(self._acting)
+            if one.kind in kinds
+        ]
+        return f"CASE {' '.join(whens)} ELSE -1 END" if whens else "-1"
+
+    def _acts(self, kind: str) -> bool:
+        return any(one.kind == kind and one.action != "nothing" for one in self._acting)
+
+    def _statement(self, *, checks_twice: bool) -> str:
+        """Returns the statement, whose columns are numbered, as a column may have the name of a reference.
+
+        They are: the number of the clause; with `checks_twice`, whether another row of the source changes the
+        same row; the new row; and columns of the replaced row.
+        """
+        key, row = reference(TARGET, self._schema.row_key_names[0]), reference(SOURCE, _ROW)
+        join = {
+            (False, False): "JOIN",
+            (False, True): "RIGHT JOIN",
+            (True, False): "LEFT JOIN",
+            (True, True): "FULL JOIN",
+        }[self._acts("by_source"), self._acts("not_matched")]
+        target = columns_text(TARGET, self._schema.names, quoted(TARGET))
+        joined = f"({target}) {join} ({self._of_source()}) ON ({self._clauses.on.text})"
+        clause = (
+            f"CASE WHEN {key} IS NULL THEN {self._case('not_matched')} "
+            f"WHEN {row} IS NULL THEN {self._case('by_source')} ELSE {self._case('matched')} END"
+        )
+        texts = ["clause"]
+        if checks_twice:
+            matched = f"CASE WHEN {key} IS NOT NULL THEN {row} END"
+            # each inserted row is a partition of its own
+            alone = f"CASE WHEN {key} IS NULL THEN {row} END"
+            names = self._schema.row_key_names if self._is_keyed else self._gone
+            parts = ", ".join([*map(self._compared, names), alone])
+            over = f"OVER (PARTITION BY {parts})"
+            texts.append(f"min({matched}) {over} <> max({matched}) {over}")
+        texts += [self._value(name) for name in self._schema.names]
+        texts += [reference(TARGET, name) for name in self._before]
+        listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
+        return f"SELECT {listed} FROM (SELECT *, {clause} AS clause FROM {joined}) WHERE clause >= 0"
+
+    def _compared(self, name: str) -> str:
+        """Returns the SQL by which rows with equal values of a column are found."""
+        column = reference(TARGET, name)
+        # DuckDB gives all rows of a partition 0.0, if it is divided by a column that also has -0.0
+        return f"({column} + 0)" if self._schema.field(name).type.is_floating else column
+
+    def _value(self, name: str) -> str:
+        """Returns the SQL of a column's new value, which depends on the clause."""
+        old = reference(TARGET, name)
+        whens = [
+            f"WHEN {number} THEN {one.values[name]}"
+            for number, one in enumerate(self._acting)
+            if name in one.values
+        ]
+        return f"CASE clause {' '.join(whens)} ELSE {old} END" if whens else old
+
+    # Its answer.
+
+    def _parts(self, ranges: KeyRanges, outcome: Outcome) -> Iterator[Edited]:
+        if not self._acts("by_source") and not self._given.rows.row_count:
+            return
+        matches_one = self._is_unique([column for _, column in self._clauses.equated().items()])
+        checks_twice = self._acts("matched") and not matches_one
+        statement = self._statement(checks_twice=checks_twice)
+        found = self._rows.read(statement, ranges, {SOURCE: self._given.rows})
+        while True:
+            with self._naming():
+                batch = next(found, None)
+            if batch is None:
+                return
+            columns = batch.columns
+            clauses, columns = columns[0].to_numpy(zero_copy_only=False), columns[1:]
+            twice = columns.pop(0) if checks_twice else None
+            new = pa.RecordBatch.from_arrays(
+                columns[: len(self._schema.names)], names=list(self._schema.names)
+            )
+            before = pa.RecordBatch.from_arrays(columns[len(new.columns) :], names=list(self._before))
+            if twice is not None and (at := pc.index(twice, True).as_py()) >= 0:
+                keys = key_text(self._schema, new if self._is_keyed else before, at)
+                raise AmbiguousRows(
+                    f"{self._what}: several rows of the source match the row with {keys}; make them one, or "
+                    "let a clause do nothing for the others",
+                    table=self._context.table.name,
+                )
+            yield self._edited(clauses, new, before, outcome)
+
+    def _edited(
+        self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, before: pa.RecordBatch, outcome: Outcome
+    ) -> Edited:
+        def of(action: str) -> np.ndarray[Any, Any]:
+            return np.array([one.action == action for one in self._acting])[clauses]
+
+        inserted, deleted = of("insert"), of("delete")
+        # a mark of deletion for a key that the table does not have deletes no row
+        is_there = np.array([one.kind != "not_matched" for one in self._acting])[clauses]
+        outcome.count("inserted", int(inserted.sum()))
+        outcome.count("updated", int(of("update").sum()))
+        outcome.count("deleted", int((deleted & is_there).sum()))
+        if self._is_keyed:
+            rows = new_rows(self._context, new.columns, pa.array(deleted))
+            if before.num_columns:
+                check_newest(self._what, self._context, rows, before.column(0))
+            keys = self._inserts.gone.schema.names
+            self._inserts.gone.add(rows.select(keys).filter(pa.array(inserted)))
+            return Edited(rows)
+        rows = new_rows(self._context, new.filter(pa.array(~deleted)).columns)
+        return Edited(rows, before.filter(pa.array(~inserted)))
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Adds the columns that the clauses set to an error of DuckDB."""
+        try:
+            yield
+        except InvalidQuery as error:
+            names = dict.fromkeys(name for one in self._acting for name in one.values)
+            listed = shown_list(names, COLUMNS_SHOWN)
+            raise InvalidQuery(f"{self._what}: a value of {listed}: {error}") from error
+
+    def _check_inserted(self) -> None:
+        """Raises an error if rows inserted into a keyed table have one key, or one that the table has."""
+        keys = self._inserts.gone
+        if not self._is_keyed or not keys.row_count:
+            return
+        equated, names = self._clauses.equated(), self._schema.row_key_names
+        are_new = self._clauses.are_new()
+        listed = ", ".join(map(quoted, names))
+        if not (are_new and set(equated) == set(names) and self._is_unique(list(equated.values()))):
+            twice = self._rows.of_staged(
+                f"SELECT {listed} FROM {KEYS} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1", {KEYS: keys}
+            )
+            if twice.num_rows:
+                raise AmbiguousRows(
+                    f"{self._what}: several rows of the source insert the row with "
+                    f"{key_text(self._schema, twice, 0)}; make them one",
+                    table=self._context.table.name,
+                )
+        if are_new:
+            return
+        statement = f"SELECT {listed} FROM {KEYS} SEMI JOIN {quoted(TARGET)} USING ({listed}) LIMIT 1"
+        for there in self._rows.read(
+            statement, self._ranges_of(keys, dict(zip(names, names, strict=True))), {KEYS: keys}
+        ):
+            if there.num_rows:
+                raise InvalidInput(
+                    f"{self._what}: the source inserts the row with {key_text(self._schema, there, 0)}, "
+                    "which is there already: 'on' must match it"
+                )
+
+    # Facts about the source.
+
+    def _is_unique(self, columns: Sequence[str]) -> bool:
+        """Returns whether no two rows of the source are equal in some columns; False if this is not known."""
+        rows = self._given.rows
+        if rows.row_count < 2:
+            return True
+        kinds = [self._given.columns[name] for name in columns]
+        if not columns or any(kind.is_floating or kind.is_nested for kind in kinds):
+            return False
+        if rows.is_in_memory:
+            distinct = rows.table().group_by(list(columns)).aggregate([])
+            return bool(distinct.num_rows == rows.row_count)
+        listed = ", ".join(map(quoted, columns))
+        statement = f"SELECT 1 FROM {SOURCE} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"
+        return not self._rows.of_staged(statement, {SOURCE: rows}).num_rows
+
+    def _ranges(self) -> KeyRanges:
+        """Returns ranges with the row keys of all rows of the table that the merge needs."""
+        if self._acts("by_source"):
+            return KeyRanges()
+        clauses = self._clauses
+        equated = {
+            key: column
+            for key, column in clauses.equated().items()
+            if key in self._schema.row_key_names and clauses.is_exact(key, column)
+        }
+        found = self._ranges_of(self._given.rows, equated)
+        if clauses.on.is_equality:
+            return found
+        fields = [Field(name, kind, nullable=True) for name, kind in self._given.columns.items()]
+        others = {SOURCE: Schema([unchecked(_ROW, LONG)], (), fields)}
+        target = columns_text(TARGET, self._schema.names, quoted(TARGET))
+        statement = f"SELECT 1 FROM ({target}) JOIN ({self._of_source()}) ON ({clauses.on.text})"
+        return found.intersect(self._rows.ranges(statement, others))
+
+    def _ranges_of(self, rows: Staged, columns: Mapping[str, str]) -> KeyRanges:
+        """Returns ranges with the values of columns of staged rows; `columns` gives them by row key."""
+        found = {}
+        for key, column in columns.items():
+            ranges = self._values_of(rows, column)
+            if ranges is not None:
+                found[key] = ranges
+        ranges = KeyRanges(found)
+        for key in found:
+            if self._schema.field(key).type == INT:
+                ranges = ranges.clipped(key, Range(*_INTS, max_inclusive=True))
+        return ranges
+
+    def _values_of(self, rows: Staged, column: str) -> list[Range] | None:
+        """Returns the values of a column of staged rows as ranges; None if a value is none of a key."""
+        if rows.is_in_memory:
+            values = pc.unique(rows.table().column(column)).drop_null()
+            ends = pc.min_max(values)
+            low, high = ends["min"], ends["max"]
+        else:
+            name = quoted(column)
+            statement = f"SELECT min({name}) AS low, max({name}) AS high FROM {SOURCE}"
+            answer = self._rows.of_staged(statement, {SOURCE: rows})
+            values, low, high = None, answer["low"][0], answer["high"][0]
+        try:
+            if values is not None and len(values) <= VALUES_MAX:
+                return [Range.exactly(value) for value in values.to_pylist()]
+            return [Range(low.as_py(), high.as_py(), max_inclusive=True)] if low.is_valid else []
+        except (ValueError, OverflowError):
+            return None
+
+    # What concerns it.
+
+    def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
+        """Returns the concern for rows that match the source, and those on which other clauses act.
+
+        For a keyed table, it is also for rows with a key that was written.
+        """
+        context, on = self._context, self._clauses.on.text
+        target, source = target_text(context), self._of_source()
+        statements = [f"SELECT 1 FROM ({target}) JOIN ({source}) ON ({on}) LIMIT 1"]
+        if self._acts("by_source"):
+            statements.append(
+                f"SELECT 1 FROM ({target}) ANTI JOIN ({source}) ON ({on}) "
+                f"WHERE {self._case('by_source')} >= 0 LIMIT 1"
+            )
+        if context.properties.aggregate is not None and not self._clauses.columns <= set(
+            self._schema.key_names
+        ):
+            # a changed row is one of those that are merged into the row of its key
+            condition = rendered(in_slices(self._schema, [ranges]), OF_TARGET)
+            statements = [f"SELECT 1 FROM ({target}) WHERE {condition} LIMIT 1"]
+        staged = {SOURCE: self._given.rows}
+        if self._is_keyed and outcome.gone.row_count:
+            statements.append(Concerned.by_keys(context))
+            staged[KEYS] = outcome.gone
+            keys = self._schema.row_key_names
+            ranges = united([ranges, self._ranges_of(outcome.gone, dict(zip(keys, keys, strict=True)))])
+        return Concern(ranges, Concerned(self._rows, tuple(statements), staged).of)

@@ -1,0 +1,265 @@
+"""Updates: new values for the rows that meet a condition, computed from the rows of one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.transform import quoted
+from dormouse.errors import InvalidQuery
+from dormouse.model.cut import Position
+from dormouse.model.edits import Sql
+from dormouse.model.loops import Progress, no_progress
+from dormouse.model.region import KeyRanges
+from dormouse.model.table import is_keyed, stored_condition
+from dormouse.reading.executor import query
+from dormouse.reading.row_filter import every, in_slices, meets, rendered
+from dormouse.reading.sql.conditions import type_name
+from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.sql.evaluating import evaluator
+from dormouse.reading.sql.moments import microseconds
+from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
+from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.streams import Interruption
+from dormouse.reading.where import (
+    ALL,
+    CONDITION_BYTES_MAX,
+    Condition,
+    DeleteWhere,
+    Question,
+    question,
+    where_json,
+)
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.state.files.deletions import NewDeletion
+from dormouse.writing.deleting import asked_to_delete
+from dormouse.writing.edited_rows import (
+    KEYS,
+    OF_TARGET,
+    Concerned,
+    Edited,
+    Outcome,
+    check_editable,
+    check_newest,
+    check_not_key,
+    checked_columns,
+    checked_constant,
+    checked_scalar,
+    deletions_of_rows,
+    identity,
+    new_rows,
+    relation,
+    target_text,
+)
+from dormouse.writing.edits import Computed, Concern
+
+
+@dataclass(frozen=True)
+class Update:
+    """A change that gives the rows that meet a condition new values; see `Table.update`."""
+
+    sessions: Sessions
+    where: DeleteWhere | Sql
+    values: Mapping[str, Any]
+    progress: Progress = no_progress
+    interruption: Interruption | None = None
+
+    @property
+    def reads_its_keys(self) -> bool:
+        return True
+
+    def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
+        """Computes the update from the rows that the table has now; see `Change.compute`.
+
+        Raises `InvalidQuery`, `InvalidInput`, `InvalidData` for a value that a column cannot have, and the
+        errors of reading a query. `SchemaMoved` and `QueryOvertaken` mean that it must be computed again.
+        """
+        return _Computation(self, context).run(attempt)
+
+    def dry_run(self, context: TableContext) -> Mapping[str, int]:
+        """Returns the number of rows that the update would change, as "updated"; writes nothing."""
+        return _Computation(self, context).run(None).counts
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The rows that an update changes.
+
+    `condition` is the SQL over columns of the rows `TARGET`, and `columns` are those that it names. Unless it
+    was given as SQL, `question` is the same as a query. `deletion` deletes the replaced rows, if one
+    condition can.
+    """
+
+    condition: str
+    columns: frozenset[str]
+    question: Question | None = None
+    deletion: NewDeletion | None = None
+
+
+class _Computation:
+    """One computation of an update."""
+
+    def __init__(self, update: Update, context: TableContext) -> None:
+        self._update = update
+        self._context = context
+        self._schema = context.schema
+        self._what = f"update of table {context.table.name!r}"
+        check_editable(context, self._what)
+        self._relations = relation(TARGET, self._schema.fields)
+        self._constants: dict[str, pa.Scalar] = {}
+        self._scalars: dict[str, Scalar] = {}
+        self._take_values()
+        used = list(self._scalars.values())
+        if isinstance(update.where, Sql):
+            condition = checked_scalar(f"{self._what}: where", update.where, self._relations, repeats=True)
+            used.append(condition)
+            self._chosen = _Chosen(condition.text, frozenset(name for _, name in condition.columns))
+        else:
+            self._chosen = self._by_columns(update.where)
+        self._gone = identity(context, self._chosen.columns)
+        moment = microseconds() if any(one.tells_time for one in used) else None
+        self._rows = TableRows(update.sessions, context, moment, update.interruption or Interruption())
+
+    def _take_values(self) -> None:
+        given = self._update.values
+        if not isinstance(given, Mapping) or not given:
+            raise InvalidQuery(f"{self._what}: give new values as a dict by column, not {given!r}")
+        for field in checked_columns(self._what, self._schema, given):
+            check_not_key(self._what, self._context, field.name)
+            value = given[field.name]
+            if isinstance(value, Sql):
+                what = f"{self._what}: column {field.name!r}"
+                self._scalars[field.name] = checked_scalar(what, value, self._relations)
+            else:
+                found = checked_constant(self._what, field, value)
+                self._constants[field.name] = pa.scalar(found, arrow_type(field.type))
+
+    def _by_columns(self, where: DeleteWhere) -> _Chosen:
+        if where is not ALL and not where:
+            raise InvalidQuery(f"{self._what}: {where!r} is no condition; say which rows, or dm.ALL for all")
+        rows = question(self._schema, None if where is ALL else where, None, None)
+        deletion = None
+        try:
+            deletion = asked_to_delete(self._context, where)[1]
+        except InvalidQuery:
+            # if it only has too many values, the rows are deleted by their own instead
+            if len(stored_condition(self._schema, where_json(rows))) <= CONDITION_BYTES_MAX:
+                raise
+        is_merged = self._context.properties.aggregate is not None
+        if deletion is not None and (
+            is_keyed(self._context.properties) or (is_merged and deletion.by_values)
+        ):
+            deletion = None
+        keys = (Condition(self._schema.field(name), ranges) for name, ranges in rows.ranges.items())
+        conditions = [*keys, *rows.conditions]
+        condition = rendered(every(map(meets, conditions)), OF_TARGET)
+        return _Chosen(condition, frozenset(one.field.name for one in conditions), rows, deletion)
+
+    def run(self, attempt: WriteAttempt | None) -> Computed:
+        """Computes the update; without an attempt, only counts its rows."""
+        context, chosen = self._context, self._chosen
+        outcome = Outcome.of(context, self._gone, "updated")
+        if chosen.question is None:
+            rows = columns_text(TARGET, self._schema.names, quoted(TARGET))
+            ranges = self._rows.ranges(f"SELECT 1 FROM ({rows}) WHERE {chosen.condition}")
+            parts = self._by_sql(ranges)
+        else:
+            ranges = chosen.question.ranges
+            parts = self._by_query()
+        files = outcome.write(attempt, self._counted(outcome, parts), self._update.progress)
+        deletions = [] if chosen.deletion is None else [chosen.deletion]
+        if attempt is not None and chosen.deletion is None and not is_keyed(context.properties):
+            deletions = deletions_of_rows(context, outcome.gone.batches())
+        return Computed(files, deletions, self._concern(ranges, outcome), outcome.counts)
+
+    def _counted(self, outcome: Outcome, parts: Iterator[Edited]) -> Iterator[Edited]:
+        for part in parts:
+            outcome.count("updated", part.rows.num_rows)
+            yield part
+
+    def _by_query(self) -> Iterator[Edited]:
+        """Yields the new rows, computed batch by batch from the rows of a query."""
+        where = self._update.where
+        assert not isinstance(where, Sql)  # noqa: S101 it is a question
+        read = query(self._context, None if where is ALL else where, interruption=self._rows.interruption)
+        if not self._scalars:
+            yield from (self._edited(batch.columns, batch) for batch in read)
+            return
+        names = {name for one in self._scalars.values() for _, name in one.columns}
+        used = [one for one in self._schema.fields if one.name in names]
+        texts = {self._schema.field(name): self._value(name) for name in self._scalars}
+        with evaluator(self._rows.moment) as evaluating:
+            for batch in read:
+                with self._naming():
+                    values = evaluating.values(batch, texts, used)
+                columns = (values.get(name, batch.column(name)) for name in self._schema.names)
+                yield self._edited(list(columns), batch)
+
+    def _by_sql(self, ranges: KeyRanges) -> Iterator[Edited]:
+        """Yields the new rows, computed by one statement over the table."""
+        names, by = self._schema.names, self._context.properties.newest_by
+        old = list(dict.fromkeys([*self._gone, *([] if by is None else [by])]))
+        texts = [*map(self._value, names), *(reference(TARGET, name) for name in old)]
+        # numbered, since the name of a column may be that of a reference
+        listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
+        rows = columns_text(TARGET, names, quoted(TARGET))
+        statement = f"SELECT {listed} FROM ({rows}) WHERE {self._chosen.condition}"
+        found = self._rows.read(statement, ranges)
+        while True:
+            with self._naming():
+                batch = next(found, None)
+            if batch is None:
+                return
+            before = pa.RecordBatch.from_arrays(batch.columns[len(names) :], names=old)
+            yield self._edited(batch.columns[: len(names)], before)
+
+    def _value(self, name: str) -> str:
+        """Returns the SQL of a column's new value, or of its old one, which a constant then replaces."""
+        if name not in self._scalars:
+            return reference(TARGET, name)
+        return f"CAST({self._scalars[name].text} AS {type_name(self._schema.field(name).type)})"
+
+    def _edited(self, columns: Sequence[pa.Array], before: pa.RecordBatch) -> Edited:
+        """Returns new rows that have the given columns, except for constants.
+
+        `before` has columns of the replaced rows: those of `identity`, and that of `newest_by`.
+        """
+        values = [
+            pa.repeat(self._constants[name], before.num_rows) if name in self._constants else column
+            for name, column in zip(self._schema.names, columns, strict=True)
+        ]
+        rows = new_rows(self._context, values)
+        by = self._context.properties.newest_by
+        if by in self._constants or by in self._scalars:
+            check_newest(self._what, self._context, rows, before.column(str(by)))
+        is_listed = self._chosen.deletion is None
+        return Edited(rows, before.select(list(self._gone)) if is_listed else None)
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Adds the columns that have expressions to an error of DuckDB."""
+        try:
+            yield
+        except InvalidQuery as error:
+            named = " or ".join(map(repr, self._scalars)) or "the condition"
+            raise InvalidQuery(f"{self._what}: {named}: {error}") from error
+
+    def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
+        """Returns the concern for rows that meet the condition, or have a key that was written."""
+        context, chosen = self._context, self._chosen
+        condition = chosen.condition
+        if context.properties.aggregate is not None and not chosen.columns <= set(self._schema.key_names):
+            # a changed row is one of those that are merged into the row of its key
+            condition = rendered(in_slices(self._schema, [ranges]), OF_TARGET)
+        statements = [f"SELECT 1 FROM ({target_text(context)}) WHERE {condition} LIMIT 1"]
+        staged = {}
+        if is_keyed(context.properties) and outcome.gone.row_count:
+            statements.append(Concerned.by_keys(context))
+            staged[KEYS] = outcome.gone
+        return Concern(ranges, Concerned(self._rows, tuple(statements), staged).of)
