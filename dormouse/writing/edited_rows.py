@@ -37,8 +37,7 @@ from dormouse.reading.where import unknown, value_of
 from dormouse.sources.source import Source, unkeyed
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.deletions import NewDeletion
-from dormouse.writing.deleting import DELETES, asked_to_delete
+from dormouse.writing.deleting import DELETES
 from dormouse.writing.edits import Changed
 from dormouse.writing.ingest import keyed_rows, written
 
@@ -234,12 +233,6 @@ def check_newest(what: str, context: TableContext, rows: pa.RecordBatch, before:
 def key_text(schema: Schema, rows: pa.RecordBatch | pa.Table, number: int) -> str:
     """Returns the row keys of a row, for an error."""
     return ", ".join(f"{name} {rows.column(name)[number].as_py()!r}" for name in schema.row_key_names)
-
-
-def deletions_of_rows(context: TableContext, batches: Iterator[pa.RecordBatch]) -> list[NewDeletion]:
-    """Returns the deletions of the current rows with some values of some columns."""
-    tuples = {tuple(sorted(row.items())) for batch in batches for row in batch.to_pylist()}
-    return [asked_to_delete(context, dict(one))[1] for one in tuples]
 
 
 # The changes of other commits that concern an edit.

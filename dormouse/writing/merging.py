@@ -47,13 +47,13 @@ from dormouse.writing.edited_rows import (
     Outcome,
     check_editable,
     check_newest,
-    deletions_of_rows,
     identity,
     key_text,
     new_rows,
     target_text,
 )
 from dormouse.writing.edits import Computed, Concern
+from dormouse.writing.listed_deletions import deletions_of_rows
 from dormouse.writing.merge_clauses import Clauses
 
 _ROW = "__row"

@@ -51,13 +51,13 @@ from dormouse.writing.edited_rows import (
     checked_columns,
     checked_constant,
     checked_scalar,
-    deletions_of_rows,
     identity,
     new_rows,
     relation,
     target_text,
 )
 from dormouse.writing.edits import Computed, Concern
+from dormouse.writing.listed_deletions import deletions_of_rows
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_sources_of_all_kinds_are_merged(instance: Instance, keep: str, tmp_path
             (rows.to_batches(max_chunksize=7), None),
             (rows.to_reader(7), None),
             (str(tmp_path / "rows.parquet"), None),
-            (sql(f"select {COLUMNS} from sources"), instance._tables._named()),
+            (sql(f"select {COLUMNS} from sources"), instance._tables.named()),
             (pa.Table.from_batches([], arrow_schema(SCHEMA)), None),
             ([], None),
         ]
