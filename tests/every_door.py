@@ -133,6 +133,9 @@ class Python(Door):
     def sql(self, statement: str, parameters: Any = None, **how: Any) -> Rows:
         return of_arrow(self.house.instance.sql(statement, parameters, **how))
 
+    def execute(self, table: str, statement: str, parameters: Any = None, **how: Any) -> Any:
+        return report(self.house.instance.execute(statement.replace("TABLE", table), parameters, **how))
+
     def changes(self, table: str, after: Any, till: Any = None, columns: Any = None) -> Rows:
         return of_arrow(self.house.instance.table(table).changes(after, till, columns))
 
@@ -200,6 +203,9 @@ class Remote(Door):
     def sql(self, statement: str, parameters: Any = None, **how: Any) -> Rows:
         return of_arrow(self.house.client.sql(statement, parameters, **how).read_all())
 
+    def execute(self, table: str, statement: str, parameters: Any = None, **how: Any) -> Any:
+        return report(self.house.client.execute(statement.replace("TABLE", table), parameters, **how))
+
     def changes(self, table: str, after: Any, till: Any = None, columns: Any = None) -> Rows:
         return of_arrow(self.house.client.table(table).changes(after, till, columns).read_all())
 
@@ -251,6 +257,11 @@ class Http(Door):
     def sql(self, statement: str, parameters: Any = None, **how: Any) -> Rows | Failed:
         asked = {"statement": statement, "parameters": _typed(parameters), **how}
         return self._lines("/v1/sql", asked)
+
+    def execute(self, table: str, statement: str, parameters: Any = None, **how: Any) -> Any:
+        asked = {"statement": statement.replace("TABLE", table), "parameters": _typed(parameters), **how}
+        found = self._post("/v1/execute", asked)
+        return found if isinstance(found, Failed) else report(found)
 
     def changes(self, table: str, after: Any, till: Any = None, columns: Any = None) -> Rows | Failed:
         return self._lines(f"/v1/tables/{table}/changes", {"after": after, "till": till, "columns": columns})
@@ -357,6 +368,12 @@ class CommandLine(Door):
         given = parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters or [], 1)
         said = [text for name, value in given for text in ("--param", f"{name}={value}")]
         return self._lines("sql", statement, *said, *_options(how))
+
+    def execute(self, table: str, statement: str, parameters: Any = None, **how: Any) -> Any:
+        given = parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters or [], 1)
+        said = [text for name, value in given for text in ("--param", f"{name}={value}")]
+        options = _options(_named(how, edit_id="id"))
+        return self._report("sql", "--write", statement.replace("TABLE", table), *said, *options)
 
     def explain(self, table: str, where: Where = None, **how: Any) -> Any:
         found = self._json("query", table, *self._where(where), "--explain", *_options(how))
@@ -477,6 +494,7 @@ _DIFFERS = {
     "ingest_id",
     "job_id",
     "change_id",
+    "edit_id",
     "changed_at",
     "deleted_at",
     "table",

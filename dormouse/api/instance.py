@@ -23,6 +23,7 @@ from dormouse.errors import (
     TableAlreadyExists,
     names_what_is_missing,
 )
+from dormouse.model import edits
 from dormouse.model.cut import When
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
@@ -249,6 +250,46 @@ class Instance(Upkeep):
         `CutExpired` and `ObjectDamaged`.
         """
         return self._tables.sql(statement, parameters, interruption, sessions, as_of, verify)
+
+    def execute(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        edit_id: str | None = None,
+        dry_run: bool = False,
+        attempts_max: int = 5,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+    ) -> edits.ExecuteReport:
+        """Runs one INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO, in DuckDB's dialect, all or nothing.
+
+        It does what `Table.ingest`, `upsert`, `update`, `delete` and `merge_into` do. A SELECT over the
+        instance's tables may feed INSERT and MERGE INTO. INSERT of a key that a keyed table has is refused;
+        INSERT OR REPLACE and ON CONFLICT are for keyed tables. `parameters` are a list for `$1`, `$2`, … or
+        `?`, or a dict for `$name`. A second call with the same `edit_id` changes nothing. `dry_run` only
+        counts. `sessions` are the processes that run it, by default this one. Another thread ends it with
+        `interruption.set()`, unless it is committing.
+
+        Raises `InvalidQuery` for any other statement, and the errors of these calls: `EditConflict` after
+        `attempts_max` computations, `AmbiguousRows`, `InvalidData`, `NotARowTable`.
+        """
+        from dormouse.api.executing import How, execute
+
+        if not dry_run:
+            self._check_writable()
+        how = How(edit_id, dry_run, attempts_max)
+        return execute(self, self._tables, statement, parameters, how, sessions, interruption)
+
+    def merge_clauses(self, table: str, texts: Iterable[str]) -> list[edits.When]:
+        """Returns the clauses of `Table.merge_into` from texts like "matched and s.gone then delete".
+
+        They are what follows WHEN in MERGE INTO, over `t` and `s`. UPDATE and INSERT without columns set all
+        columns that the source has. Raises `InvalidQuery` and `TableNotFound`.
+        """
+        from dormouse.api.executing import parsed_clauses
+
+        return parsed_clauses(self._tables, self.table(table).schema, texts)
 
     def transaction(self, transaction_id: str | None = None, *, attempts_max: int = 5) -> Transaction:
         """Returns a transaction, in which one commit changes several tables: all, or none, and once.

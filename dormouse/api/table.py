@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.api.table_reads import TableReads
 from dormouse.errors import names_what_is_missing
+from dormouse.model import edits
 from dormouse.model.cut import When
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.reshaping import Evolve
@@ -21,8 +22,7 @@ from dormouse.state.history.moments import position_of
 
 if TYPE_CHECKING:
     from dormouse.durability.erasing import EraseReport
-    from dormouse.model import edits
-    from dormouse.model.edits import Sql, UpdateReport
+    from dormouse.model.edits import Sql
     from dormouse.model.edits import When as Clause
     from dormouse.reading.changes import Consumer
     from dormouse.reading.where import DeleteWhere
@@ -151,14 +151,20 @@ class Table(TableReads):
                 return loaded(self.context, change, ingest_id, "ingest")
 
     def _edited(
-        self, change: CountedChange, edit_id: str | None, attempts_max: int, *, dry_run: bool
+        self,
+        change: CountedChange,
+        edit_id: str | None,
+        attempts_max: int,
+        *,
+        dry_run: bool,
+        kind: str = "edit",
     ) -> Done:
         from dormouse.writing.edits import counted, edited_alone
 
         if dry_run:
             return counted(self.context, change)
         with self.changing():
-            return edited_alone(self.context, change, edit_id, attempts_max)
+            return edited_alone(self.context, change, edit_id, attempts_max, kind)
 
     def _load(self, data: Any, evolve: Evolve | None, **how: Any) -> IngestReport:
         from dormouse.writing.ingest import ingest
@@ -195,18 +201,21 @@ class Table(TableReads):
         data: Any,
         *,
         ingest_id: str | None = None,
+        dry_run: bool = False,
         progress: Progress = no_progress,
-    ) -> IngestReport:
+    ) -> edits.ReplaceReport:
         """Deletes the rows that meet a condition and adds others, in one commit: readers see both or neither.
 
         `where` is that of `delete`, and `data` that of `ingest`; its rows need not meet the condition. A
-        second call with the same `ingest_id` changes nothing. Raises the errors of `delete` and `ingest`.
+        second call with the same `ingest_id` changes nothing. `dry_run` counts the rows. Raises the errors of
+        `delete` and `ingest`.
         """
-        from dormouse.sources.source import GivenData
-        from dormouse.writing.plain_changes import Replace, loaded
+        from dormouse.writing.plain_changes import Given, Replace
 
-        with self.changing():
-            return loaded(self.context, Replace(where, GivenData(data), progress), ingest_id, "replace")
+        change = Replace(where, Given(data), progress)
+        done = self._edited(change, ingest_id, 5, dry_run=dry_run, kind="replace")
+        inserted, deleted = done.counts.get("inserted", 0), done.counts.get("deleted")
+        return edits.ReplaceReport(done.edit_id, inserted, deleted, done.attempts, done.applied)
 
     def update(
         self,
@@ -217,7 +226,7 @@ class Table(TableReads):
         dry_run: bool = False,
         attempts_max: int = 5,
         progress: Progress = no_progress,
-    ) -> UpdateReport:
+    ) -> edits.UpdateReport:
         """Gives the rows that meet a condition new values, in one commit: readers see all of them or none.
 
         `where` is that of `delete`, or `dm.sql("a condition")`. `values` maps columns to constants, or to
@@ -232,12 +241,11 @@ class Table(TableReads):
         `EditConflict` and `CommitFailed` nothing was changed. After `CommitOutcomeUnknown` this is unknown:
         try the same `edit_id` again.
         """
-        from dormouse.model.edits import UpdateReport
         from dormouse.writing.updating import Update
 
         change = Update(self._tables.sessions(), where, values, progress)
         done = self._edited(change, edit_id, attempts_max, dry_run=dry_run)
-        return UpdateReport(done.edit_id, done.counts.get("updated", 0), done.attempts, done.applied)
+        return edits.UpdateReport(done.edit_id, done.counts.get("updated", 0), done.attempts, done.applied)
 
     def merge_into(
         self,
@@ -259,14 +267,12 @@ class Table(TableReads):
         other options, and the errors, are those of `update`. Raises `AmbiguousRows` if several rows of the
         source would change one row, or insert one key of a keyed table.
         """
-        from dormouse.model.edits import MergeReport
         from dormouse.writing.merging import Merge
 
         sessions, tables = self._tables.sessions(), self._tables.named()
         with closing(Merge(sessions, source, on, when, tables=tables, progress=progress)) as change:
             done = self._edited(change, edit_id, attempts_max, dry_run=dry_run)
-        counts = (done.counts.get(kind, 0) for kind in ("inserted", "updated", "deleted"))
-        return MergeReport(done.edit_id, *counts, done.attempts, done.applied)
+        return edits.MergeReport.of(done.counts, done.edit_id, done.attempts, applied=done.applied)
 
     def erase(
         self,

@@ -70,6 +70,7 @@ class Tables:
     reports: RoundReports = field(repr=False, compare=False)
     check_writable: Callable[[], None] = field(repr=False, compare=False)
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
+    _given_sessions: Sessions | None = field(default=None, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
         """Returns the services of a table."""
@@ -322,10 +323,14 @@ class Tables:
         return self._closed.is_set()
 
     def sessions(self) -> Sessions:
-        """Returns a function that opens a session for a statement in this process."""
+        """Returns a function that opens a session for a statement: here, or as `running_in` says."""
         if self._closed.is_set():
             raise InstanceError("the instance is closed")
-        return self._engine.session
+        return self._given_sessions or self._engine.session
+
+    def running_in(self, sessions: Sessions) -> Tables:
+        """Returns these services, but with other sessions for statements."""
+        return replace(self, _given_sessions=sessions)
 
     @cached_property
     def _engine(self) -> Engine:

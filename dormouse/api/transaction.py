@@ -52,6 +52,7 @@ class Transaction:
         self._thread: int | None = None
         self._is_over = False
         self._is_repeated: bool | None = None
+        self._is_used = False
         self._applied: bool | None = None
 
     @property
@@ -85,7 +86,8 @@ class Transaction:
         self._is_over, _of_thread.open = True, None
         with self._closing, self._tables.changing(), self._edit:
             if error is None:
-                self._applied = not self._is_repeated and self._edit.commit()
+                applied = not self._is_repeated and self._edit.commit()
+                self._applied = applied if self._is_used else None
 
     def ingest(self, table: str, data: Any, *, progress: Progress = no_progress) -> None:
         """Adds rows, as `Table.ingest` does in this process. Raises its errors."""
@@ -105,10 +107,9 @@ class Transaction:
 
     def replace(self, table: str, where: DeleteWhere, data: Any, *, progress: Progress = no_progress) -> None:
         """Deletes the rows that meet a condition, and adds others, as `Table.replace` does."""
-        from dormouse.sources.source import GivenData
-        from dormouse.writing.plain_changes import Replace
+        from dormouse.writing.plain_changes import Given, Replace
 
-        self._add(table, lambda of: Replace(where, GivenData(data), progress))
+        self._add(table, lambda of: Replace(where, Given(data), progress))
 
     def put_payloads(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
         """Stores payloads, as `PayloadStore.put_many` does. Raises its errors, some of them at the end."""
@@ -153,10 +154,9 @@ class Transaction:
         self._add(table, merge)
 
     def _load(self, table: str, data: Any, deletes: str | None, progress: Progress, *, upserts: bool) -> None:
-        from dormouse.sources.source import GivenData
-        from dormouse.writing.plain_changes import Load
+        from dormouse.writing.plain_changes import Given, Load
 
-        self._add(table, lambda of: Load(GivenData(data, deletes), upserts, deletes, progress))
+        self._add(table, lambda of: Load(Given(data), upserts, deletes, progress))
 
     def _add(self, name: str, change: Callable[[Tables], Change]) -> None:
         self._check_usable()
@@ -167,6 +167,7 @@ class Transaction:
             self._edit.add(table.context, change(self._tables))
 
     def _check_usable(self) -> None:
+        """Notes that the transaction is used. Raises `InvalidInput` if it cannot be."""
         if self._thread is None:
             raise InvalidInput("use a transaction in a with block: with instance.transaction() as tx: …")
         if self._is_over:
@@ -175,3 +176,4 @@ class Transaction:
             raise InvalidInput(
                 f"transaction {self.transaction_id!r} is of another thread; give each thread its own"
             )
+        self._is_used = True

@@ -74,18 +74,41 @@ def sql(
     request: StatementRequest,
     statement: Annotated[str | None, "A SELECT over the tables, by name; - reads it from stdin."] = None,
     /,
+    write_: Annotated[bool, "Run an INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO instead."] = False,
+    dry_run: Annotated[bool, "With --write: count the rows that would change, and change nothing."] = False,
+    edit_id: Annotated[str | None, "With --write: an id; the same id again changes nothing."] = None,
     file: Annotated[Path | None, "A file with the statement."] = None,
     limit: Annotated[int | None, "The most rows to print.", bounds(0)] = None,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
-    """Print the answer of a SELECT over the instance's tables, in DuckDB's dialect."""
+    """Print the answer of a SELECT over the instance's tables, in DuckDB's dialect.
+
+    With --write, run a statement that writes, and print how many rows it changed.
+    """
     format = check_output(session, format, output, explain=explain)
     if (statement is None) == (file is None):
         raise InvalidInput("give a statement, - to read it from stdin, or --file FILE")
     text = str(statement) if file is None and statement != "-" else read_text(file or Path("-"))
     given = options(request)
+    if write_:
+        if (
+            explain
+            or limit is not None
+            or output is not None
+            or format != "table"
+            or request.as_of
+            or request.verify
+        ):
+            raise InvalidInput(
+                "--write prints no rows: leave out --explain, --limit, --output, --format, --as-of and "
+                "--verify"
+            )
+        _write(session, text, given["parameters"], edit_id, dry_run=dry_run)
+        return
+    if dry_run or edit_id is not None:
+        raise InvalidInput("--dry-run and --id are for statements that write: give --write, too")
     with session.open(read_only=True) as instance:
         if explain:
             del given["verify"]
@@ -100,6 +123,14 @@ def sql(
 
             reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)
+
+
+def _write(session: Session, text: str, parameters: Any, edit_id: str | None, *, dry_run: bool) -> None:
+    from dormouse.cli.editing import shown
+
+    with session.open(read_only=dry_run) as instance:
+        report = instance.execute(text, parameters, edit_id=edit_id, dry_run=dry_run)
+    session.show(report, shown(report))
 
 
 @command(app, example="flights --consumer etl --format parquet -o new.parquet")
@@ -170,10 +201,10 @@ def delete(
     yes: Yes = False,
 ) -> None:
     """Delete rows, at once, for every reader. Asks first on a terminal; elsewhere it needs --yes."""
-    _check_said("delete", where, all)
+    check_said("delete", where, all)
     with session.open(read_only=dry_run) as instance:
         of = instance.table(table)
-        condition, what = _rows_to_go(of, table, where)
+        condition, what = rows_to_go(of, table, where)
         ask(dry_run or yes, f"delete {what}", done="deleted")
         report = of.delete(condition, dry_run=dry_run)
     rows = plural(report.rows or 0, "row")
@@ -201,10 +232,10 @@ def erase(
 ) -> None:
     """Delete rows permanently: also from the history, and from deleted objects that the store keeps. An
     interrupted erasure continues when it is run again. Asks first on a terminal; elsewhere it needs --yes."""
-    _check_said("erase", where, all)
+    check_said("erase", where, all)
     with session.open(read_only=dry_run) as instance:
         of = instance.table(table)
-        condition, what = _rows_to_go(of, table, where)
+        condition, what = rows_to_go(of, table, where)
         question = f"Erase {what} permanently, also from the history?"
         ask(dry_run or yes, f"erase {what}", done="erased", question=question)
         with progress(f"erase rows of {table}", unit="files") as moved:
@@ -262,14 +293,14 @@ def restore_table(
         session.show(done, f"restored {table} to {done.at}: {what}")
 
 
-def _check_said(verb: str, where: list[str] | None, all: bool) -> None:
+def check_said(verb: str, where: list[str] | None, all: bool, where_sql: str | None = None) -> None:
     """Raises `InvalidInput` unless there are either conditions or --all."""
-    if all == bool(where):
+    if [all, bool(where), where_sql is not None].count(True) != 1:
         raise InvalidInput(f"give --where to choose the rows to {verb}, or --all for all of them")
 
 
-def _rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
-    """Returns the condition of the rows to delete, and a description of these rows for a question.
+def rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
+    """Returns the condition of the rows to change, and a description of these rows for a question.
 
     Without conditions, these are all rows.
     """

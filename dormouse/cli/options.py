@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 OTHERWISE = {
-    "ingest_id": ["--id"], "change_id": ["--id"], "parameters": ["--param"],
+    "ingest_id": ["--id"], "change_id": ["--id"], "edit_id": ["--id"], "parameters": ["--param"],
     "separator": ["--separator", "--delimiter"],
 }  # fmt: skip
 """The names on a command line of fields whose option is not named after the field."""

@@ -19,8 +19,9 @@ from dormouse.errors import InvalidInput
 GROUPS: dict[str, dict[str, str | None]] = {
     "Begin": {"demo": "demo", "table": "tables", "completion": None},
     "Data": {
-        "ingest": "loading", "upsert": "loading", "query": "data", "sql": "data", "delete": "data",
-        "erase": "data", "erasures": "data", "rows": "rows", "payloads": "payloads",
+        "ingest": "loading", "upsert": "loading", "query": "data", "sql": "data", "update": "editing",
+        "merge-into": "editing", "replace": "editing", "delete": "data", "erase": "data",
+        "erasures": "data", "rows": "rows", "payloads": "payloads",
     },
     "History": {"history": "history", "changes": "data", "restore-table": "data"},
     "Maintenance": {

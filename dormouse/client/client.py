@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode
+from uuid import uuid4
 
 from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.model.cut import When, text_of_when
+from dormouse.model.edits import ExecuteReport
 from dormouse.model.json_values import with_times
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
@@ -25,7 +27,7 @@ from dormouse.state.files.round_reports import LastRound
 from dormouse.state.history.consumers import ConsumerStatus
 from dormouse.state.history.history import TableStatus
 from dormouse.state.history.retention import Holder
-from dormouse.verbs import reading
+from dormouse.verbs import editing, reading
 from dormouse.verbs.verb import Verb, of_call
 
 if TYPE_CHECKING:
@@ -143,6 +145,26 @@ class Client:
         Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """
         return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
+
+    def execute(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        edit_id: str | None = None,
+        dry_run: bool = False,
+        attempts_max: int = 5,
+    ) -> ExecuteReport:
+        """Runs one INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO once. See `Instance.execute`.
+
+        The token must have the right to write by SQL. If the connection breaks, call it again with the same
+        `edit_id`: then the statement is run once.
+        """
+        given = of_call(locals())
+        # so that a repeated request changes nothing twice
+        given["edit_id"] = edit_id or uuid4().hex
+        done = ask(self._http, editing.EXECUTE, given)
+        return ExecuteReport(**{name: done[name] for name in ExecuteReport.__dataclass_fields__})
 
     def explain_sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None

@@ -184,12 +184,6 @@ class InvalidQuery(InvalidInput):
     column = ErrorField[str]()
 
 
-class AmbiguousRows(InvalidInput):
-    """Several rows of a merge's source match one row of the table; nothing was changed."""
-
-    table = ErrorField[str]()
-
-
 class InvalidPayload(InvalidInput):
     """The payload or its key cannot be stored."""
 

@@ -211,7 +211,9 @@ class InvalidPage(RowError, ValueError):
 
 
 class AmbiguousRows(RowError, ValueError):
-    """Two rows of the table have the values by which an upsert looks for one row."""
+    """Two rows have the values by which an upsert looks for one row, or a merge for one row of its source."""
+
+    table = ErrorField[str]()
 
 
 class NotARowTable(RowError, ValueError):

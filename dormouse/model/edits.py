@@ -85,6 +85,21 @@ class UpdateReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceReport:
+    """The rows that a replacement added, and how often they were computed.
+
+    `deleted` is the number of rows that would be deleted, after a dry run; otherwise None. `applied` is False
+    after a dry run, and when an earlier replacement with the same id was applied. Then `inserted` is 0.
+    """
+
+    ingest_id: str | None
+    inserted: int
+    deleted: int | None
+    attempts: int
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MergeReport:
     """The rows that a merge inserted, updated and deleted, or would, and how often they were computed.
 
@@ -96,5 +111,31 @@ class MergeReport:
     inserted: int
     updated: int
     deleted: int
+    attempts: int
+    applied: bool
+
+    @staticmethod
+    def of(counts: Mapping[str, int], edit_id: str | None, attempts: int, *, applied: bool) -> MergeReport:
+        """Returns the report of an edit with these numbers of rows, by kind."""
+        inserted, updated, deleted = (counts.get(kind, 0) for kind in ("inserted", "updated", "deleted"))
+        return MergeReport(edit_id, inserted, updated, deleted, attempts, applied)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteReport:
+    """The rows that a statement changed, or would change, and how often they were computed.
+
+    `statement` is "insert", "update", "delete" or "merge". `inserted` also counts the rows that INSERT OR
+    REPLACE replaced. `deleted` is None if the rows were not read, because a condition on columns describes
+    them. `applied` is False after a dry run, which has no id, and when an earlier edit with the same id
+    was applied. Then the numbers are 0.
+    """
+
+    statement: str
+    table: str
+    edit_id: str | None
+    inserted: int
+    updated: int
+    deleted: int | None
     attempts: int
     applied: bool

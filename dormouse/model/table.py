@@ -378,13 +378,32 @@ def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
     """
     if not is_keyed(properties):
         return schema
-    hidden = (unchecked(SEQUENCE, LONG), unchecked(DELETED_AT, TIMESTAMP, nullable=True))
+    schema = _placeless(schema)
+    return _with_hidden(schema, _of_marks(schema, properties), len(_HIDDEN_IDS))
+
+
+def placed_schema(schema: Schema) -> Schema:
+    """Returns the columns of a keyed table for an edit, which also reads the place of each row."""
+    return _with_hidden(schema, schema.values, 1)
+
+
+def _placeless(schema: Schema) -> Schema:
+    """Returns the schema of which `placed_schema` made this one; or this one."""
+    if SEQUENCE not in schema:
+        return schema
+    shape = replace(schema.shape, columns=schema.shape.columns[:-1])
+    return Schema(schema.row_keys, (), schema.values[:-1], shape=shape)
+
+
+def _with_hidden(schema: Schema, values: Sequence[Field], count: int) -> Schema:
+    """Returns a schema with these values, and the first `count` hidden columns."""
+    hidden = (unchecked(SEQUENCE, LONG), unchecked(DELETED_AT, TIMESTAMP, nullable=True))[:count]
     columns = [
         Column(number, (Stage(1, field.name, field.type),))
-        for number, field in zip(_HIDDEN_IDS, hidden, strict=True)
+        for number, field in zip(_HIDDEN_IDS, hidden, strict=False)
     ]
     shape = replace(schema.shape, columns=(*schema.shape.columns, *columns))
-    return Schema(schema.row_keys, (), [*_of_marks(schema, properties), *hidden], shape=shape)
+    return Schema(schema.row_keys, (), [*values, *hidden], shape=shape)
 
 
 def given_schema(schema: Schema, properties: TableProperties, deletes: str | None) -> Schema:

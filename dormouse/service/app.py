@@ -45,7 +45,7 @@ from dormouse.service.routes import Readiness, Service, health, routes_of, table
 from dormouse.service.rows import row_files, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import (
-    PAYLOADS,
+    RIGHTS,
     Guard,
     Place,
     Right,
@@ -225,11 +225,13 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     writable.
     """
     metrics = Metrics()
-    holders = read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS)) if settings.job_tokens_file else {}
+    holders = read_holders(settings.job_tokens_file, (*kinds(), *RIGHTS)) if settings.job_tokens_file else {}
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     runners = _runners(settings, metrics)
-    routers = [routes_of(VERBS.values()), tables, health, rows, payloads, docs]
-    routers += [] if settings.job_threads is None else [jobs, row_files, payload_writes]
+    may_write = settings.job_threads is not None
+    verbs = [verb for verb in VERBS.values() if may_write or not verb.changes]
+    routers = [routes_of(verbs), tables, health, rows, payloads, docs]
+    routers += [jobs, row_files, payload_writes] if may_write else []
     here = Service(
         instance,
         runners,
@@ -360,7 +362,7 @@ def check(settings: ServiceSettings) -> None:
     """Checks the files that the settings name. Raises `InvalidInput`, with the name of an unusable file."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
-        read_holders(settings.job_tokens_file, (*kinds(), PAYLOADS))
+        read_holders(settings.job_tokens_file, (*kinds(), *RIGHTS))
     if settings.tls_certificate and settings.tls_key:
         tls_context(settings.tls_certificate, settings.tls_key)
 

@@ -299,17 +299,26 @@ def routes_of(verbs: Iterable[Verb]) -> APIRouter:
         summary, _, more = inspect.getdoc(verb.request).partition("\n")  # type: ignore[union-attr]
         router.add_api_route(
             http.path,
-            served(Right.HOLDER, *(Place[one.upper()] for one in http.places))(_endpoint(verb, http)),
+            served(Right[http.right.upper()], *(Place[one.upper()] for one in http.places))(
+                _endpoint(verb, http)
+            ),
             methods=["POST"],
             name="_".join(reversed(verb.name.split())),
-            tags=["row tables" if http.path.startswith("/v1/rows") else "queries"],
+            tags=[_tag(verb, http)],
             summary=summary.removesuffix("."),
             description=more.strip() + ("" if http.answer else _STREAMED),
             response_model=http.answer,
             response_class=JSONResponse if http.answer else Response,
-            responses=DOCUMENTS if http.answer else STREAMS,
+            responses=(DOCUMENTS if http.answer else STREAMS) | (problems(409) if verb.changes else {}),
         )
     return router
+
+
+def _tag(verb: Verb, http: Http) -> str:
+    """Returns the group of a path in the API's description."""
+    if verb.changes:
+        return "edits"
+    return "row tables" if http.path.startswith("/v1/rows") else "queries"
 
 
 def _endpoint(verb: Verb, http: Http) -> Callable[..., Any]:

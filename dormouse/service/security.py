@@ -38,6 +38,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 UPLOAD = "row_upload"
 PAYLOADS = "payloads"
 """The kind that a token in the tokens file needs for payloads. The kind `*` does not include it."""
+WRITES = "sql_writes"
+"""The kind that a token in the tokens file needs for SQL that writes. The kind `*` does not include it."""
 LOOP_SECONDS_MAX = 10.0
 """The time limit of an answer that the event loop makes without a thread."""
 
@@ -199,6 +201,13 @@ class Right(Enum):
     STARTS = "a token for the kind of job that the body names"
     UPLOADS = f"a token for jobs of kind {UPLOAD}"
     PAYLOADS = "a token for payloads"
+    WRITES = "a token for SQL that writes"
+
+
+_NAMED = {Right.PAYLOADS: (PAYLOADS, "payloads"), Right.WRITES: (WRITES, f"SQL that writes (kind {WRITES})")}
+"""The kinds that a token must name for a right, and what they are for."""
+RIGHTS = tuple(kind for kind, _ in _NAMED.values())
+"""The kinds in the tokens file that are no kinds of jobs."""
 
 
 class Place(Enum):
@@ -222,10 +231,11 @@ class Terms:
         """Raises `JobForbidden` unless the holder of a token has the required right."""
         if self.right is Right.UPLOADS and holder is not None:
             check_may(holder, UPLOAD)
-        if self.right is Right.PAYLOADS and holder is not None:
+        needed = _NAMED.get(self.right)
+        if needed is not None and holder is not None:
             is_own = holder.owner is None  # the service's own token
-            if not is_own and PAYLOADS not in (holder.kinds or ()):
-                raise JobForbidden(f"the token of {holder.owner!r} is not for payloads")
+            if not is_own and needed[0] not in (holder.kinds or ()):
+                raise JobForbidden(f"the token of {holder.owner!r} is not for {needed[1]}")
 
 
 def served(right: Right, *places: Place) -> Callable[[F], F]:

@@ -60,7 +60,8 @@ class ServiceSettings(BaseSettings):
     job_tokens_file: Annotated[Path | None, Optional] = None
     """A file with tokens that may start jobs. Each line is NAME KIND,KIND TOKEN, with * for all kinds.
     Holders of these tokens see their own jobs, and the holder of the other token sees all jobs. The kind
-    `payloads` allows reading and writing payloads."""
+    `payloads` allows reading and writing payloads, and the kind `sql_writes` SQL that writes; * includes
+    neither."""
 
     tls_certificate: Annotated[Path | None, Optional] = None
     """The certificate, with its chain, as PEM. With it, the service speaks HTTPS."""

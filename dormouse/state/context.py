@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from dormouse.model.cut import Cut, Position, Remembered
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableProperties, TableRecord, current_schema, is_edited, stored_schema
+from dormouse.model.table import (
+    TableProperties,
+    TableRecord,
+    current_schema,
+    is_edited,
+    is_keyed,
+    placed_schema,
+    stored_schema,
+)
 from dormouse.objects.inlined import InlinedFiles, inlining
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
@@ -94,6 +102,8 @@ class TableContext:
     numbering: Numbering | None = field(default=None, repr=False, compare=False)
     current_rows: bool = False
     """True if readers of a row table see its current rows, not every version of them."""
+    with_places: bool = False
+    """True if this reader of a keyed table sees the places of rows, in the column `SEQUENCE`."""
     verify: bool = False
     """True if this reader compares digests even when the table's property `verify_reads` is off."""
 
@@ -110,6 +120,8 @@ class TableContext:
 
     @cached_property
     def schema(self) -> Schema:
+        if self.with_places and is_keyed(self.properties):
+            return placed_schema(self.table.schema)
         return current_schema(self.table.schema) if self.current_rows else self.table.schema
 
     @cached_property

@@ -15,7 +15,7 @@ from dormouse.jobs.job import ANSWERING, answer_names
 from dormouse.jobs.runs import JobFunction, Progress
 from dormouse.model.json_values import json_value
 from dormouse.reading.streams import Interruption
-from dormouse.verbs import loading, reading, rounds, rows, tables
+from dormouse.verbs import editing, loading, reading, rounds, rows, tables
 from dormouse.verbs.verb import Call, Job, Request, Verb, parse, required
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dormouse.reading.sql.engine import Sessions
 
 VERBS: dict[str, Verb] = {
-    verb.name: verb for theme in (reading, loading, rounds, rows, tables) for verb in theme.VERBS
+    verb.name: verb for theme in (reading, loading, editing, rounds, rows, tables) for verb in theme.VERBS
 }
 """All verbs by name. Code reads this dict when it runs, and not when its module is imported."""
 

@@ -212,6 +212,9 @@ class Http:
     handler: Handler | None = None
     """A handler that answers instead of the verb's handler."""
 
+    right: Literal["holder", "writes"] = "holder"
+    """The right that the path requires: any token, or one for SQL that writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:

@@ -133,9 +133,11 @@ class Done:
     applied: bool
 
 
-def edited_alone(context: TableContext, change: Change, edit_id: str | None, attempts_max: int) -> Done:
+def edited_alone(
+    context: TableContext, change: Change, edit_id: str | None, attempts_max: int, kind: str = "edit"
+) -> Done:
     """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
-    with Edit(context.supplier, edit_id, attempts_max=attempts_max) as edit:
+    with Edit(context.supplier, edit_id, kind, attempts_max) as edit:
         applied = edit.is_new or not edit.is_applied(context)
         if applied:
             edit.add(context, change)
@@ -329,7 +331,7 @@ class Edit:
 
     def _compute_again(self, found: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(map(self._of, found)) or range(len(self._planned))
+        numbers = sorted(set(map(self._of, found)).union(self._loads())) if found else self._all()
         if found and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
         self.attempts += bool(found)
@@ -337,6 +339,20 @@ class Edit:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
             self._planned[number] = self._computed(planned.context.followed(), planned.change)
+
+    def _all(self) -> list[int]:
+        return list(range(len(self._planned)))
+
+    def _loads(self) -> list[int]:
+        """Returns the numbers of the changes that read nothing and have a place among loads of a keyed table.
+
+        When others are computed again, they get later places, as if the whole edit began anew.
+        """
+        return [
+            number
+            for number, planned in enumerate(self._planned)
+            if planned.attempt.place is not None and planned.computed.concern is None
+        ]
 
     def _computed(self, context: TableContext, change: Change) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""

@@ -36,6 +36,7 @@ from dormouse.model.loops import Progress, backoff_seconds, no_progress, tries
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import (
     HIDDEN_COLUMNS,
+    SEQUENCE,
     TableProperties,
     check_not_edited,
     given_schema,
@@ -315,7 +316,8 @@ class KeyedRows:
     """The conversion of a load's rows to the rows that a keyed table stores.
 
     `deletes` is the boolean column of the data that is true in rows which delete their key. Each stored row
-    has `sequence`, the load's place. Marks of deletion have the time `taken_at`.
+    has `sequence`, the load's place, unless the batches have a column of this name: see `_after`. Marks of
+    deletion have the time `taken_at`.
     """
 
     schema: Schema
@@ -350,6 +352,8 @@ class KeyedRows:
         marked = None if self.deletes is None else batch.column(self.deletes)
         there = None if marked is None else pc.invert(marked)
         sequence = pa.repeat(pa.scalar(self.sequence, pa.int64()), batch.num_rows)
+        if SEQUENCE in batch.schema.names:
+            sequence = self._after(batch.column(SEQUENCE), sequence)
         kind = arrow_type(TIMESTAMP)
         deleted_at = pa.nulls(batch.num_rows, kind)
         if marked is not None:
@@ -362,6 +366,16 @@ class KeyedRows:
             deleted_at,
             pa.array(np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)),
         ]
+
+    def _after(self, replaced: pa.Array, sequence: pa.Array) -> pa.Array:
+        """Returns the places of rows that replace others, given the places of these; null: replaces none.
+
+        A row comes right after the one that it replaces, so that the rows of all loads that began later are
+        newer. It takes the place of this load if the places of the older one are used up.
+        """
+        following = pc.add(replaced, 1)
+        ends = pa.array((following.fill_null(0).to_numpy() - self.sequence) % TASKS_MAX == 0)
+        return pc.coalesce(pc.if_else(ends, pa.scalar(None, pa.int64()), following), sequence)
 
     def _value(self, column: pa.Array, field: Field, there: pa.Array | None, first_row: int) -> pa.Array:
         if field.name == self.properties.newest_by:

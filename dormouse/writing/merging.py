@@ -34,7 +34,6 @@ from dormouse.reading.sql.scalars import SOURCE, TARGET, columns_text, reference
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.statements import sql
 from dormouse.reading.sql.table_rows import TableRows
-from dormouse.reading.streams import Interruption
 from dormouse.sources.infer import columns_of
 from dormouse.sources.source import open_source, unkeyed
 from dormouse.state.context import TableContext
@@ -93,11 +92,9 @@ class Merge:
         *,
         tables: Named | None = None,
         progress: Progress = no_progress,
-        interruption: Interruption | None = None,
     ) -> None:
         self.sessions = sessions
         self.progress = progress
-        self.interruption = interruption or Interruption()
         self._source = source
         self._on = on
         self._when = when
@@ -152,7 +149,7 @@ class Merge:
         if isinstance(data, Sql):
             if self._tables is None:
                 raise InvalidInput(f"{what}: this source is a query, which cannot be run here")
-            data = sql(self.sessions, self._tables, data.text, interruption=self.interruption)
+            data = sql(self.sessions, self._tables, data.text)
         data, found = columns_of(data)
         if not found:  # no row tells of columns
             found = {one.name: one.type for one in context.schema.fields}
@@ -160,7 +157,6 @@ class Merge:
         whole = arrow_schema(unkeyed(fields)).append(pa.field(_ROW, pa.int64(), nullable=False))
         rows = Staged(context.objects, whole)
         for batch in open_source(data, unkeyed(fields)).batches:
-            self.interruption.check()
             numbers = pa.array(np.arange(rows.row_count, rows.row_count + batch.num_rows, dtype=np.int64))
             rows.add(pa.RecordBatch.from_arrays([*batch.columns, numbers], schema=whole))
         return _Given(rows, {one.name: one.type for one in fields})
@@ -178,9 +174,8 @@ class PartialUpsert(Merge):
         *,
         deletes: str | None = None,
         progress: Progress = no_progress,
-        interruption: Interruption | None = None,
     ) -> None:
-        super().__init__(sessions, data, (), (), progress=progress, interruption=interruption)
+        super().__init__(sessions, data, (), (), progress=progress)
         self._deletes = deletes
 
     def clauses(self, what: str, context: TableContext, columns: Mapping[str, DataType]) -> Clauses:
@@ -232,7 +227,7 @@ class _Computation:
         self._clauses = clauses
         self._acting = clauses.acting
         moment = microseconds() if clauses.tells_time else None
-        self._rows = TableRows(merge.sessions, context, moment, merge.interruption)
+        self._rows = TableRows(merge.sessions, context, moment)
         self._gone = identity(context, clauses.columns)
         self._is_keyed = is_keyed(context.properties)
         by = context.properties.newest_by
@@ -377,7 +372,7 @@ class _Computation:
             yield
         except InvalidQuery as error:
             names = dict.fromkeys(name for one in self._acting for name in one.values)
-            listed = shown_list(names, COLUMNS_SHOWN)
+            listed = shown_list(list(names), COLUMNS_SHOWN)
             raise InvalidQuery(f"{self._what}: a value of {listed}: {error}") from error
 
     def _check_inserted(self) -> None:

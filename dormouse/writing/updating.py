@@ -25,7 +25,6 @@ from dormouse.reading.sql.evaluating import evaluator
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
-from dormouse.reading.streams import Interruption
 from dormouse.reading.where import (
     ALL,
     CONDITION_BYTES_MAX,
@@ -68,7 +67,6 @@ class Update:
     where: DeleteWhere | Sql
     values: Mapping[str, Any]
     progress: Progress = no_progress
-    interruption: Interruption | None = None
 
     @property
     def reads_its_keys(self) -> bool:
@@ -124,7 +122,7 @@ class _Computation:
             self._chosen = self._by_columns(update.where)
         self._gone = identity(context, self._chosen.columns)
         moment = microseconds() if any(one.tells_time for one in used) else None
-        self._rows = TableRows(update.sessions, context, moment, update.interruption or Interruption())
+        self._rows = TableRows(update.sessions, context, moment)
 
     def _take_values(self) -> None:
         given = self._update.values
@@ -187,7 +185,7 @@ class _Computation:
         """Yields the new rows, computed batch by batch from the rows of a query."""
         where = self._update.where
         assert not isinstance(where, Sql)  # noqa: S101 it is a question
-        read = query(self._context, None if where is ALL else where, interruption=self._rows.interruption)
+        read = query(self._context, None if where is ALL else where)
         if not self._scalars:
             yield from (self._edited(batch.columns, batch) for batch in read)
             return

@@ -41,7 +41,7 @@ OF_ONE_DOOR = {
 OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
 OF_DATA = dict.fromkeys(("paths", "frame", "type", *TextFormat.model_fields), "data")
 OTHERWISE: dict[str, dict[str, str]] = {
-    "sql": {"file": "statement", "limit": "statement"},
+    "sql": dict.fromkeys(("file", "limit", "write_", "dry_run", "edit_id"), "statement"),
     "ingest": OF_DATA,
     "upsert": OF_DATA,
     "delete": {"all": "where"},
@@ -54,6 +54,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "plan": Table.explain,
     "sql": Instance.sql,
     "plan_sql": Instance.explain_sql,
+    "execute": Instance.execute,
     "changes": Table.changes,
     "ingest": Table.ingest,
     "compact": Table.compact,
@@ -68,14 +69,15 @@ CLIENT: dict[str, Callable[..., Any]] = {
     "plan": RemoteTable.explain,
     "sql": Client.sql,
     "plan_sql": Client.explain_sql,
+    "execute": Client.execute,
     "changes": RemoteTable.changes,
     "rows query": RemoteRowTable.query,
     "rows change": RemoteRowTable.change,
     "rows upsert": RemoteRowTable.upsert,
     "rows upload": RemoteRowTable.upload_csv,
 }
-NOT_COMMANDS = {"plan", "plan_sql", "index rows", "index row columns"}
-"""The verbs without a command: a plan is an option of the command `query`, and jobs make indexes."""
+NOT_COMMANDS = {"plan", "plan_sql", "execute", "index rows", "index row columns"}
+"""The verbs without a command of their own: those that are options of `query` or `sql`, and works of jobs."""
 WRITTEN_OUT = {"rows create", "table create", "table show", "table list"}
 """The commands that build the request from options of their own, such as one option for each column."""
 

@@ -260,3 +260,38 @@ def test_a_transaction_of_two_tables(instance: Instance) -> None:
         tx.upsert("u", [{"k": 2, "v": 2}])
         raise ZeroDivisionError
     assert (len(seen(one)), len(seen(other))) == (6, 1)
+
+
+def test_a_load_of_a_stream_is_repeated_with_the_reads_of_its_transaction(instance: Instance) -> None:
+    table = made(instance, "newest_row")
+    other = instance.create_table("u", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
+    rows = pa.table({"k": [1, 2], "v": [1, 2]}).cast(
+        pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64(), False)])
+    )
+    with instance.transaction() as tx:
+        tx.update("t", {"k": 20}, {"v": dm.sql("v + 1")})
+        tx.upsert("u", pa.RecordBatchReader.from_batches(rows.schema, iter(rows.to_batches())))
+        table.upsert([{"k": 20, "v": 7}])
+        other.upsert([{"k": 2, "v": 0}])
+    assert tx.attempts == 2
+    # the transaction comes after both upserts, so its own has the last word
+    assert (seen(table)[20], seen(other)) == (8, {1: 1, 2: 2})
+
+
+def test_a_transaction_without_changes_applies_nothing(instance: Instance) -> None:
+    for _ in range(2):
+        with instance.transaction("empty") as tx:
+            pass
+        assert tx.applied is None
+
+
+def test_a_replacement_is_counted_before_it_is_made(instance: Instance) -> None:
+    for keep in KEEPS:
+        table = made(instance, keep)
+        report = table.replace({"v": dm.Range(20, 45)}, [{"k": 21, "v": 1}], dry_run=True)
+        assert (report.inserted, report.deleted, report.applied) == (1, 3, False)
+        assert len(seen(table)) == 10
+        report = table.replace({"v": dm.Range(20, 45)}, [{"k": 21, "v": 1}])
+        assert (report.inserted, report.applied, report.attempts) == (1, True, 1)
+        assert sorted(seen(table)) == [0, 10, 21, 50, 60, 70, 80, 90]
+        instance.drop_table("t")

@@ -6,7 +6,10 @@ DuckDB orders values as Dormouse does: NaN is the largest number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from dormouse.data.transform import quoted
 from dormouse.model.region import number_of_value
@@ -22,6 +25,7 @@ from dormouse.model.types import (
     STRING,
     TIMESTAMP,
     DataType,
+    time_text,
 )
 from dormouse.reading.row_filter import Engine
 
@@ -67,6 +71,42 @@ def literal(field: Field, value: Any) -> str:
         # cast an exponent to a DECIMAL without whole digits
         return f"'{value if field.type.is_floating else format(value, 'f')}'::{kind}"
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
+
+
+def literal_of(value: Any) -> str:  # noqa: PLR0911 one a type
+    """Returns a value of Python as an SQL literal of the type that DuckDB gives it as a parameter.
+
+    A text has no type of its own, so that it becomes what it is compared with.
+    """
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value) if value >= 0 else f"({value})"
+        case str():
+            return text(value)
+        case bytes():
+            return f"from_hex('{value.hex()}')"
+        case datetime():
+            return f"'{time_text(value)}'::{'TIMESTAMP' if value.tzinfo is None else 'TIMESTAMPTZ'}"
+        case date():
+            return f"'{value.isoformat()}'::DATE"
+        case time():
+            return f"'{value.isoformat()}'::{'TIME' if value.tzinfo is None else 'TIMETZ'}"
+        case timedelta(days=days, seconds=seconds, microseconds=microseconds):
+            return f"'{days} days {seconds * 1_000_000 + microseconds} microseconds'::INTERVAL"
+        case UUID():
+            return f"'{value}'::UUID"
+        case Decimal() if value.is_finite():
+            _, digits, exponent = value.as_tuple()
+            scale = max(-int(exponent), 0)
+            precision = max(len(digits) + max(int(exponent), 0), scale, 1)
+            return f"'{value:f}'::DECIMAL({precision}, {scale})"
+        case list():
+            return f"[{', '.join(map(literal_of, value))}]"
+    return f"'{float(value)!r}'::DOUBLE"
 
 
 LISTED_MAX = 16

@@ -29,6 +29,7 @@ from dormouse.reading.sql.moments import macros
 from dormouse.reading.sql.parsed import Parsed, parsed
 from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
 from dormouse.reading.sql.wanted import Planning, Wanted, wanted
+from dormouse.reading.sql.writes import Written, written
 from dormouse.reading.streams import Interruption
 from dormouse.settings.process import environment
 
@@ -158,6 +159,10 @@ class Session(Protocol):
 
     def parsed(self, statement: str) -> Parsed:
         """Parses the statement, and returns the names and properties found in it."""
+        ...
+
+    def written(self, statement: str, parameters: Parameters) -> Written:
+        """Parses a statement that writes; see `writes.written`."""
         ...
 
     def wanted(self, planning: Planning) -> Wanted:
@@ -333,6 +338,10 @@ class LocalSession:
 
     def parsed(self, statement: str) -> Parsed:
         return self._engine.parsed.get(statement, None, lambda: parsed(self._opened().connection, statement))
+
+    def written(self, statement: str, parameters: Parameters) -> Written:
+        with self._watched():
+            return written(self._opened().connection, statement, parameters)
 
     def wanted(self, planning: Planning) -> Wanted:
         def find() -> Wanted:

@@ -51,6 +51,14 @@ def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
     return {name: _checked(found[name]) for name in by_name.values()}
 
 
+def table_named(name: str, tables: Named) -> str:
+    """Returns the name of the table that a statement calls `name`. Raises `InvalidQuery` without one."""
+    found = _table_named(name, tables.like([name]))
+    if found is None:
+        raise unknown("table", name, tables.names())
+    return found
+
+
 def _table_named(name: str, tables: Mapping[str, TableContext]) -> str | None:
     """Returns the table's name for a name in a statement: the same name, else one in another case.
 

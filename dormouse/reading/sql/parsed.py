@@ -126,6 +126,10 @@ STATEMENT_CHARACTERS_MAX = 1 << 20
 _READS = "SQL can only read: SELECT, WITH, VALUES, SHOW, DESCRIBE, SUMMARIZE and EXPLAIN of them"
 _LISTS = {'"tables"', "__show_tables_expanded"}
 _ANALYZES = ("analyze", "analyse")
+WRITING = ("insert", "update", "delete", "truncate", "merge")
+"""The first words of statements that change rows of tables."""
+READS_RUN = "instance.sql and 'dormouse sql' without --write run it"
+RUNS = "instance.execute and --write run INSERT, UPDATE, DELETE, TRUNCATE and MERGE INTO"
 _READERS = {
     "(", "desc", "describe", "from", "pivot", "pivot_longer", "pivot_wider", "select", "show", "summarize",
     "table", "unpivot", "values", "with",
@@ -135,11 +139,10 @@ _DESCRIBES = {"desc", "describe", "show"}
 """The first words of statements that name a table and compute none of its rows."""
 _NAME_ALONE = {2, 4}
 """The numbers of tokens of a statement that only names a table: DESCRIBE t, DESCRIBE main.t."""
-_UPSERTS = (
-    "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
-    "'dormouse rows change' those of a row table"
+_WRITES = (
+    "instance.execute and 'dormouse sql --write' run statements that write; dm.Update and "
+    "'dormouse rows change' change row tables"
 )
-_DELETES = "table.delete and 'dormouse delete' delete rows"
 _AT = (
     "SQL takes no AT: give the moment beside the statement, by as_of or --as-of; all tables are then read "
     "as they were at that moment"
@@ -151,13 +154,8 @@ _MAINTAINS = "'dormouse maintain' and 'dormouse compact' maintain tables"
 _PREPARES = "give the values of $1 or $name beside a statement: parameters, or --param"
 _ACCESS = "roles of PostgreSQL and tokens of 'dormouse serve' say what a user may do"
 _CHANGES = {
-    "insert": "table.ingest and 'dormouse ingest' add rows",
-    "update": _UPSERTS,
-    "upsert": _UPSERTS,
-    "replace": _UPSERTS,
-    "merge": _UPSERTS,
-    "delete": _DELETES,
-    "truncate": _DELETES,
+    **dict.fromkeys(WRITING, _WRITES),
+    **dict.fromkeys(("upsert", "replace"), f"it is INSERT OR REPLACE INTO; {_WRITES}"),
     "create": "instance.create_table and 'dormouse table create' make a table, and in instance.duckdb() "
     "there can be tables and views of your own",
     "drop": "'dormouse table drop' drops a table",
@@ -255,18 +253,8 @@ class Parsed:
 
 def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
     """Parses a statement; raises `InvalidQuery` if it does more than read tables."""
-    if not isinstance(statement, str):
-        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
-    if not is_text(statement):
-        raise InvalidQuery("a statement can have neither NUL nor half a surrogate pair")
-    if len(statement) > STATEMENT_CHARACTERS_MAX:
-        raise InvalidQuery(
-            f"the statement has {len(statement):,} characters, more than {STATEMENT_CHARACTERS_MAX:,}"
-        )
-    tokens = list(words(statement))
-    if not tokens:
-        _check_begins(connection, statement)
-    kind = _kind(tokens)
+    tokens = checked_words(connection, statement)
+    kind = statement_kind(tokens)
     run = statement if kind in _DESCRIBES else with_distinct_windows(statement, tokens)
     explains, runs, select = kind == "explain", True, statement
     if explains:
@@ -302,6 +290,22 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
     )
 
 
+def checked_words(connection: duckdb.DuckDBPyConnection, statement: object) -> list[tuple[int, str]]:
+    """Returns the tokens of a statement, from `words`. Raises `InvalidQuery` if it cannot be a statement."""
+    if not isinstance(statement, str):
+        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
+    if not is_text(statement):
+        raise InvalidQuery("a statement can have neither NUL nor half a surrogate pair")
+    if len(statement) > STATEMENT_CHARACTERS_MAX:
+        raise InvalidQuery(
+            f"the statement has {len(statement):,} characters, more than {STATEMENT_CHARACTERS_MAX:,}"
+        )
+    tokens = list(words(statement))
+    if not tokens:
+        _check_begins(connection, statement)
+    return tokens
+
+
 def words(text: str) -> Iterator[tuple[int, str]]:
     """Yields tokens: the position of each in UTF-8, and its text, with names and keywords in lower case."""
     raw = text.encode()
@@ -313,11 +317,11 @@ def words(text: str) -> Iterator[tuple[int, str]]:
             yield start, (word[1] or word[2] or b"").decode(errors="replace").lower()
 
 
-def _kind(tokens: Sequence[tuple[int, str]]) -> str:
+def statement_kind(tokens: Sequence[tuple[int, str]], allowed: str = _READS) -> str:
     """Returns the first word of the statement; raises `InvalidQuery` without a statement, or for several."""
     parts = [list(part) for ends, part in groupby(tokens, lambda token: token[1] == ";") if not ends]
     if not parts:
-        raise InvalidQuery(f"the statement is empty; {_READS}")
+        raise InvalidQuery(f"the statement is empty; {allowed}")
     if len(parts) > 1:
         raise InvalidQuery(f"only one statement can be run at a time, not {len(parts)}; send each by itself")
     return parts[0][0][1]
@@ -349,6 +353,28 @@ def _unexplained(
     raise InvalidQuery("EXPLAIN needs a statement")
 
 
+def refusal_to_write(kind: str) -> InvalidQuery:
+    """Returns the error for a statement of another kind, its first word, where one that writes is wanted."""
+    if kind in _READERS or kind == "explain":
+        return InvalidQuery(f"{RUNS}; not {kind.upper()}: {READS_RUN}")
+    instead = _INSTEAD.get(kind)
+    return InvalidQuery(f"{RUNS}; not {kind.upper() or 'a name'}" + (f": {instead}" if instead else ""))
+
+
+def check_reads_no_table(connection: duckdb.DuckDBPyConnection, select: str) -> None:
+    """Raises `InvalidQuery` for a SELECT of expressions that names a table or a function not allowed."""
+    tree = _tree(connection, select)
+    if tree["error_message"] is not None:
+        raise InvalidQuery(f"cannot read an expression of the statement: {tree['error_message']}")
+    named = {name: set(items) for name, items in tree.items() if name in _PATHS}
+    _check_reads_tables(named)
+    if named["names"]:
+        raise InvalidQuery(
+            f"an expression reads only columns of its own row, not table {min(named['names'])!r}: write "
+            "MERGE INTO table USING (SELECT …) AS s ON …"
+        )
+
+
 def _refusal(
     connection: duckdb.DuckDBPyConnection,
     statement: str,
@@ -360,7 +386,7 @@ def _refusal(
     The text before the explained statement of an EXPLAIN is blank in `statement`, so that the error's
     position is right.
     """
-    kind = _kind(tokens)
+    kind = statement_kind(tokens)
     acts = kind in _INSTEAD or _NO_SELECT in tree["error_message"]
     if tree["error_type"] == _NO_STATEMENT and not acts:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -34,14 +34,13 @@ class TableRows:
     sessions: Sessions
     context: TableContext
     moment: int | None = None
-    interruption: Interruption = field(default_factory=Interruption)
 
     def ranges(self, statement: str, others: Mapping[str, Schema] = {}) -> KeyRanges:
         """Returns ranges with the row keys of all rows of the table that a statement needs.
 
         `others` has the columns of staged rows, by their names in the statement.
         """
-        session = self.sessions(self.interruption)
+        session = self.sessions(Interruption())
         try:
             schemas = {TARGET: self.context.schema, **others}
             parsed = session.parsed(statement)
@@ -58,9 +57,12 @@ class TableRows:
         The table is read as of one moment, now. Raises the errors of `reading.sql.statements.sql`, and
         `QueryOvertaken` if a file was collected while the answer was read.
         """
-        rows = interruptible_call(lambda: self._batches(statement, ranges, staged), self.interruption.set)
+        interruption = Interruption()
+        rows = interruptible_call(
+            lambda: self._batches(statement, ranges, staged, interruption), interruption.set
+        )
         try:
-            yield from batches_ahead(rows, self.interruption.set)
+            yield from batches_ahead(rows, interruption.set)
         except FileGone as error:
             raise QueryOvertaken(
                 f"files of table {self.context.table.name!r} were collected while an edit read them; run it "
@@ -68,12 +70,16 @@ class TableRows:
             ) from error
 
     def _batches(
-        self, statement: str, ranges: KeyRanges, staged: Mapping[str, Staged]
+        self,
+        statement: str,
+        ranges: KeyRanges,
+        staged: Mapping[str, Staged],
+        interruption: Interruption,
     ) -> Iterator[pa.RecordBatch]:
         """Returns the batches of an answer whose first rows are ready."""
-        session = self.sessions(self.interruption)
+        session = self.sessions(interruption)
         try:
-            rows = self._opened(session, statement, ranges, staged)
+            rows = self._opened(session, statement, ranges, staged, interruption)
         except BaseException:
             session.close()
             raise
@@ -87,11 +93,16 @@ class TableRows:
         return batches()
 
     def _opened(
-        self, session: Session, statement: str, ranges: KeyRanges, staged: Mapping[str, Staged]
+        self,
+        session: Session,
+        statement: str,
+        ranges: KeyRanges,
+        staged: Mapping[str, Staged],
+        interruption: Interruption,
     ) -> Rows:
         moments = Moments({TARGET: self.context}, None)
         parsed = session.parsed(statement)
-        files = TableFiles(session, parsed, moments, self.moment, self.interruption, None)
+        files = TableFiles(session, parsed, moments, self.moment, interruption, None)
         others = {name: one.select() for name, one in staged.items()}
         for left in reversed(range(REPLANS_MAX)):
             [reads] = files.planned([{TARGET: ranges}])
@@ -105,7 +116,7 @@ class TableRows:
 
     def of_staged(self, statement: str, staged: Mapping[str, Staged]) -> pa.Table:
         """Returns the answer of a statement that reads staged rows alone."""
-        session = self.sessions(self.interruption)
+        session = self.sessions(Interruption())
         try:
             views = {name: one.select() for name, one in staged.items()}
             rows = session.rows(views, statement, (), self.moment)

@@ -44,7 +44,8 @@ nor all of them in a variable would be fast.
 """
 LITERAL_CHARACTERS_MAX = 1_000
 """The most characters of a parameter that becomes a literal."""
-_PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
+PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
+"""A pattern of a parameter: ?, ?1, $1, $name or $"name"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def placed(
     statement does not have, and for parameters without a value.
     """
     text = statement.select
-    values = _values(statement.parameters, parameters)
+    values = parameter_values(statement.parameters, parameters)
     planned, names = _with_variables(text, values, tree)
     if names is None:
         return Placed(text, text, {}, is_settled=False)
@@ -85,7 +86,7 @@ def _is_unsettled(text: str) -> bool:
     return any(word in _UNSETTLED and following == "(" for word, following in pairwise(found))
 
 
-def _values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def parameter_values(names: frozenset[str], parameters: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     """Returns values by the parameters' names in lower case; raises `InvalidQuery` if the names differ."""
     if isinstance(parameters, Mapping):
         given = {str(name).lower(): value for name, value in parameters.items()}
@@ -115,7 +116,7 @@ def _with_variables(
     raw, parts, end = statement.encode(), [], 0
     names: dict[str, str | None] = {}
     for start, kind in duckdb.tokenize(statement):
-        found = _PARAMETER.match(raw, start) if kind == duckdb.token_type.operator else None
+        found = PARAMETER.match(raw, start) if kind == duckdb.token_type.operator else None
         if found is None:
             continue
         name = (found[1] or found[2] or b"").decode().lower()

@@ -40,6 +40,7 @@ from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import ReadFailed
 from dormouse.reading.sql.wanted import Planning, Wanted
+from dormouse.reading.sql.writes import VALUES
 from dormouse.reading.streams import Interruption
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
@@ -59,7 +60,7 @@ TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
 _OF_KEYS = (datetime, timezone, timedelta, date)
 """The classes of key values to which pickled data refers by name."""
-_CLASSES = (Parsed, Wanted, Enough, Ends, Joined, KeyRanges, Range, frozenset, *_OF_KEYS)
+_CLASSES = (Parsed, Wanted, Enough, Ends, Joined, KeyRanges, Range, frozenset, *_OF_KEYS, *VALUES)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
     name: found

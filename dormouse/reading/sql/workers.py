@@ -47,6 +47,7 @@ from dormouse.reading.sql.worker import (
     failure_in,
     plain_value,
 )
+from dormouse.reading.sql.writes import Written
 from dormouse.reading.streams import Interruption
 from dormouse.settings.process import PREFIX, environment, machine_bytes
 from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
@@ -428,6 +429,10 @@ class WorkerSession:
 
     def parsed(self, statement: str) -> Parsed:
         found: Parsed = self._worker.value(self._interruption, "parsed", statement)
+        return found
+
+    def written(self, statement: str, parameters: Parameters) -> Written:
+        found: Written = self._worker.value(self._interruption, "written", statement, parameters)
         return found
 
     def wanted(self, planning: Planning) -> Wanted:

@@ -1,0 +1,392 @@
+"""Statements that write, bound to the calls of tables that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dormouse.api.table import Table
+from dormouse.api.tables import Tables
+from dormouse.data.transform import quoted
+from dormouse.errors import InvalidInput, InvalidQuery
+from dormouse.model.edits import (
+    ExecuteReport,
+    Sql,
+    When,
+    WhenMatched,
+    WhenNotMatched,
+    WhenNotMatchedBySource,
+)
+from dormouse.model.schema import Field, Schema
+from dormouse.model.table import check_not_edited, is_keyed
+from dormouse.model.types import checked_parameters
+from dormouse.reading.sql.clauses import Expression
+from dormouse.reading.sql.conditions import literal_of, text, type_name
+from dormouse.reading.sql.named import table_named
+from dormouse.reading.sql.plain_where import plain_where
+from dormouse.reading.sql.writes import Assignment, Clause, Delete, Insert, Merge, Query, Target, Update
+from dormouse.reading.streams import Interruption
+from dormouse.reading.where import ALL, unknown
+
+if TYPE_CHECKING:
+    from dormouse.api.instance import Instance
+    from dormouse.model.types import Parameters
+    from dormouse.reading.sql.engine import Sessions
+
+T, S = "t", "s"
+"""The names of the table and of the source in the expressions of `Table.update` and `Table.merge_into`."""
+_IS_THERE = "'on' must match it"
+"""The advice of `Table.merge_into` for a key that the table has."""
+_COLUMNS_DIFFER = "same number of result columns"
+"""A part of DuckDB's error for the union of queries with different numbers of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """The options of `Instance.execute`."""
+
+    edit_id: str | None
+    dry_run: bool
+    attempts_max: int
+
+
+def execute(
+    instance: Instance,
+    tables: Tables,
+    statement: str,
+    parameters: Parameters | None,
+    how: How,
+    sessions: Sessions | None = None,
+    interruption: Interruption | None = None,
+) -> ExecuteReport:
+    """Runs one statement that writes; see `Instance.execute`."""
+    opened = sessions or tables.sessions()
+    end = interruption or Interruption()
+    if sessions is not None or interruption is not None:
+        tables = tables.running_in(lambda _: opened(end))
+    session = opened(end)
+    try:
+        found = session.written(statement, checked_parameters(parameters))
+    finally:
+        session.close()
+    table = Table(instance.table(table_named(found.target.table, tables.named())).context, tables)
+    context = table.context
+    check_not_edited(
+        context.table.name, context.properties, "use row_table(…).change or 'dormouse rows change'"
+    )
+    bound = _Bound(instance, tables, table, how)
+    match found:
+        case Insert():
+            return bound.insert(found)
+        case Update():
+            return bound.update(found)
+        case Delete():
+            return bound.delete(found)
+        case Merge():
+            return bound.merge(found)
+
+
+def parsed_clauses(tables: Tables, schema: Schema, texts: Iterable[str]) -> list[When]:
+    """Returns the clauses of a merge from texts like "matched and s.gone then delete".
+
+    `UPDATE` and `INSERT` without columns set those that the source has. Raises `InvalidQuery`.
+    """
+    whens = " ".join(f"WHEN {one}\n" for one in texts)
+    session = tables.sessions()(Interruption())
+    try:
+        found = session.written(f"MERGE INTO {T} USING {S} ON true {whens}", ())
+    finally:
+        session.close()
+    assert isinstance(found, Merge)  # noqa: S101 it begins so
+    return [_when(schema, clause, {T: T, S: S}, lambda clause: "*") for clause in found.clauses]
+
+
+class _Bound:
+    """A table to which statements are bound, and the options of the call."""
+
+    def __init__(self, instance: Instance, tables: Tables, table: Table, how: How) -> None:
+        self._instance, self._tables, self._table, self._how = instance, tables, table, how
+        self._name = table.known_name
+        self._schema = table.known_schema
+        self._is_keyed = is_keyed(table.properties)
+
+    @property
+    def _edit(self) -> dict[str, Any]:
+        how = self._how
+        return {"edit_id": how.edit_id, "dry_run": how.dry_run, "attempts_max": how.attempts_max}
+
+    def update(self, statement: Update) -> ExecuteReport:
+        names = {statement.target.alias.lower(): T}
+        report = self._table.update(
+            self._where(statement.target, statement.where),
+            _values(self._schema, statement.sets, names),
+            **self._edit,
+        )
+        return self._report("update", report, updated=report.rows)
+
+    def delete(self, statement: Delete) -> ExecuteReport:
+        where = self._where(statement.target, statement.where)
+        if isinstance(where, Sql):
+            none, never = Sql("SELECT 1 AS none WHERE false"), Sql("false")
+            return self._merged("delete", none, never, [WhenNotMatchedBySource(where, delete=True)])
+        if self._how.dry_run:
+            rows = self._table.delete(where, dry_run=True).rows
+            return ExecuteReport("delete", self._name, None, 0, 0, rows, 1, applied=False)
+        with self._instance.transaction(self._how.edit_id, attempts_max=self._how.attempts_max) as tx:
+            tx.delete(self._name, where)
+        applied = tx.applied is True
+        rows = None if applied else 0
+        return ExecuteReport("delete", self._name, tx.transaction_id, 0, 0, rows, tx.attempts, applied)
+
+    def insert(self, statement: Insert) -> ExecuteReport:
+        try:
+            return self._inserted(statement)
+        except InvalidInput as error:
+            if _COLUMNS_DIFFER in str(error):
+                raise InvalidQuery(
+                    f"the rows have another number of columns than INSERT gives to table {self._name!r}: "
+                    "name its columns in parentheses after it"
+                ) from None
+            error.args = (str(error).replace(_IS_THERE, "INSERT OR REPLACE replaces it"),)
+            raise
+
+    def _inserted(self, statement: Insert) -> ExecuteReport:
+        conflict = statement.conflict
+        if conflict is not None or self._is_keyed:
+            self._check_conflict(statement)
+        columns = self._columns(statement)
+        rows = self._rows(statement, columns)
+        keys, names = list(self._schema.row_key_names), [field.name for field in columns]
+        inserted = WhenNotMatched(insert=names)
+        if not self._is_keyed:
+            return self._load(self._table.ingest, rows)
+        if conflict is None:
+            # no row matches, so that a key which the table has is refused, as one that is given twice
+            return self._merged("insert", Sql(rows), Sql("false"), [inserted])
+        if conflict.action == "nothing":
+            return self._merged("insert", Sql(rows), keys, [inserted])
+        if conflict.action == "replace" or _replaces(conflict.sets, conflict.condition, names, keys):
+            return self._load(self._table.upsert, rows)
+        names_of = {statement.target.alias.lower(): T, "excluded": S}
+        bare = dict.fromkeys(map(str.lower, self._schema.names), T)
+        changed = WhenMatched(
+            _condition(conflict.condition, names_of, bare),
+            update=_values(self._schema, conflict.sets, names_of, bare),
+        )
+        return self._merged("insert", Sql(rows), keys, [changed, inserted])
+
+    def merge(self, statement: Merge) -> ExecuteReport:
+        names = {statement.target.alias.lower(): T, statement.source.lower(): S}
+        source = f"{statement.query.prefix}\n{statement.query.text}".strip()
+        on, equal = self._on(statement, names)
+        whens = [
+            _when(self._schema, clause, names, lambda clause: self._all(clause, source, equal))
+            for clause in statement.clauses
+        ]
+        return self._merged("merge", Sql(source), on, whens)
+
+    def _merged(self, kind: str, source: Sql, on: list[str] | Sql, whens: Sequence[When]) -> ExecuteReport:
+        report = self._table.merge_into(source, on, whens, **self._edit)
+        done = {name: getattr(report, name) for name in ("inserted", "updated", "deleted")}
+        return self._report(kind, report, **done)
+
+    def _load(self, load: Callable[..., Any], rows: str) -> ExecuteReport:
+        reader = self._tables.sql(rows)
+        if self._how.dry_run:
+            count = sum(batch.num_rows for batch in reader)
+            return ExecuteReport("insert", self._name, None, count, 0, 0, 1, applied=False)
+        report = load(reader, ingest_id=self._how.edit_id)
+        rows_added = report.rows if report.applied else 0
+        return ExecuteReport("insert", self._name, report.ingest_id, rows_added, 0, 0, 1, report.applied)
+
+    def _report(
+        self, kind: str, report: Any, *, inserted: int = 0, updated: int = 0, deleted: int = 0
+    ) -> ExecuteReport:
+        counts = inserted, updated, deleted
+        return ExecuteReport(kind, self._name, report.edit_id, *counts, report.attempts, report.applied)
+
+    def _where(self, target: Target, expression: Expression | None) -> Any:
+        if expression is None:
+            return ALL
+        found = plain_where(self._schema, target.alias, expression)
+        return Sql(expression.called({target.alias.lower(): T})) if found is None else found
+
+    def _check_conflict(self, statement: Insert) -> None:
+        """Raises `InvalidInput` if the conflicts of a statement are not those of the table's keys."""
+        keys = list(self._schema.row_key_names)
+        if statement.conflict is None:
+            return
+        if not self._is_keyed:
+            raise InvalidInput(
+                f"table {self._name!r} keeps every row, so that no rows conflict: leave OR REPLACE and ON "
+                "CONFLICT out, or write MERGE INTO … USING … ON …"
+            )
+        named = [_column(self._schema, name).name for name in statement.conflict.columns]
+        if named and sorted(named) != sorted(keys):
+            raise InvalidInput(
+                f"rows of table {self._name!r} conflict by {', '.join(keys)}: name these columns"
+            )
+
+    def _columns(self, statement: Insert) -> list[Field]:
+        """Returns the columns that an INSERT gives, in the order of its rows."""
+        names: Sequence[str] = statement.columns or self._schema.names
+        if statement.by_name:
+            names = self._names_of(statement.query)
+        return [_column(self._schema, name) for name in names]
+
+    def _names_of(self, query: Query) -> list[str]:
+        """Returns the names of a query's columns."""
+        return list(self._tables.sql(f"{query.prefix} SELECT * FROM ({query.text}) LIMIT 0").schema.names)
+
+    def _rows(self, statement: Insert, columns: Sequence[Field]) -> str:
+        """Returns a SELECT of the rows of an INSERT, with the names and types of the table's columns."""
+        names = [quoted(f"c{n}") for n in range(len(columns))]
+        casts = ", ".join(
+            f"CAST({name} AS {type_name(field.type)}) AS {quoted(field.name)}"
+            for name, field in zip(names, columns, strict=True)
+        )
+        nulls = ", ".join(["NULL"] * len(columns))
+        # the union fails if the query has another number of columns
+        given = f"({self._with_defaults(statement.query, columns)}) UNION ALL SELECT {nulls} WHERE false"
+        return f"{statement.query.prefix} SELECT {casts} FROM ({given}) AS given({', '.join(names)})"
+
+    def _with_defaults(self, query: Query, columns: Sequence[Field]) -> str:
+        """Returns the text of a query with the default of a column in place of each DEFAULT."""
+        raw = query.text.encode()
+        for place, number in sorted(query.defaults, reverse=True):
+            default = self._schema.default(columns[number].name) if number < len(columns) else None
+            if isinstance(default, dict | list):
+                raise InvalidQuery(f"DEFAULT of column {columns[number].name!r}: leave the column out")
+            raw = raw[:place] + literal_of(default).encode() + raw[place + len("default") :]
+        return raw.decode()
+
+    def _on(self, statement: Merge, names: Mapping[str, str]) -> tuple[list[str] | Sql, dict[str, str]]:
+        """Returns the condition of a MERGE, and pairs of equal columns of the table and the source."""
+        if statement.on is None:
+            columns = [_column(self._schema, name).name for name in statement.using]
+            return columns, {name.lower(): name.lower() for name in columns}
+        equal: dict[str, str] = {}
+        for one in statement.on.comparisons or ():
+            sides = {
+                names.get(side[0].lower()): side[1].lower()
+                for side in (one.column, one.other)
+                if len(side) == 2
+            }
+            if one.sign != "=" or sides.keys() != {T, S}:
+                return Sql(statement.on.called(names)), equal
+            equal[sides[T]] = sides[S]
+        if equal and all(
+            one == other and one in map(str.lower, self._schema.names) for one, other in equal.items()
+        ):
+            return [_column(self._schema, name).name for name in equal], equal
+        return Sql(statement.on.called(names)), equal
+
+    def _all(self, clause: Clause, source: str, equal: Mapping[str, str]) -> Any:
+        """Returns the columns of a clause that sets all: in the order of the source's, or by their names."""
+        given = list(self._tables.sql(f"SELECT * FROM ({source}) LIMIT 0").schema.names)
+        columns = self._schema.names
+        if clause.star == "by name":
+            for name in given:
+                _column(self._schema, name)
+            return "*"
+        if len(given) != len(columns):
+            raise InvalidQuery(
+                f"the source has {len(given)} columns, and table {self._name!r} has {len(columns)}: write "
+                f"{clause.action.upper()} BY NAME, or name the columns"
+            )
+        if [name.lower() for name in given] == [name.lower() for name in columns]:
+            return "*"
+        pairs = dict(zip(columns, given, strict=True))
+        if clause.action == "update" and self._is_keyed:
+            # keys that are equal need not be set
+            keys = [key for key in self._schema.row_key_names if equal.get(key.lower()) == pairs[key].lower()]
+            pairs = {name: one for name, one in pairs.items() if name not in keys}
+        return {name: Sql(f"{S}.{quoted(one)}") for name, one in pairs.items()}
+
+
+def _replaces(
+    sets: Sequence[Assignment], condition: Expression | None, names: Sequence[str], keys: Sequence[str]
+) -> bool:
+    """Returns whether DO UPDATE sets each given column to its new value, and nothing else."""
+    if condition is not None:
+        return False
+    given = {name.lower() for name in names} - {key.lower() for key in keys}
+    found = {
+        one.column.lower()
+        for one in sets
+        if one.value is not None
+        and [part.names for part in one.value.references] == [("excluded", one.column)]
+        and one.value.text.lower() == f"excluded.{one.column.lower()}"
+    }
+    return found == given and len(sets) == len(given)
+
+
+def _when(
+    schema: Schema, clause: Clause, names: Mapping[str, str], all_columns: Callable[[Clause], Any]
+) -> When:
+    """Returns a clause as `Table.merge_into` takes it; `all_columns` returns those of UPDATE or INSERT *."""
+    condition = _condition(clause.condition, names)
+    if clause.action == "error":
+        # the action is never reached, but without one the clause would not be looked at
+        condition = _failing(clause, condition, names)
+    is_insert = clause.of == "not matched"
+    if clause.action in {"update", "insert"}:
+        sets = (
+            all_columns(clause) if clause.star else _values(schema, clause.sets, names, is_insert=is_insert)
+        )
+    else:
+        sets = {schema.key_names[0]: Sql("NULL")}
+    if is_insert:
+        return WhenNotMatched(condition, None if clause.action == "nothing" else sets)
+    kind = WhenMatched if clause.of == "matched" else WhenNotMatchedBySource
+    if clause.action == "update":
+        return kind(condition, sets)
+    return kind(condition, delete=clause.action != "nothing")
+
+
+def _failing(clause: Clause, condition: str | None, names: Mapping[str, str]) -> str:
+    """Returns the condition of a clause with ERROR, which fails for a row that meets `condition`."""
+    said = text(f"MERGE INTO found a row that is {clause.of.upper()}")
+    message = said if clause.message is None else clause.message.called(names)
+    return f"CASE WHEN ({condition or 'true'}) THEN CAST(error({message}) AS BOOLEAN) ELSE false END"
+
+
+def _values(
+    schema: Schema,
+    sets: Sequence[Assignment],
+    names: Mapping[str, str],
+    bare: Mapping[str, str] | None = None,
+    *,
+    is_insert: bool = False,
+) -> dict[str, Any]:
+    """Returns the new value of each column that a statement sets."""
+    columns = [one.column for one in sets]
+    if "" in columns:
+        if len(columns) != len(schema.names):
+            raise InvalidQuery(
+                f"INSERT has {len(columns)} values, and the table has {len(schema.names)} columns"
+            )
+        columns = list(schema.names)
+    found: dict[str, Any] = {}
+    for column, one in zip(columns, sets, strict=True):
+        name = _column(schema, column).name
+        if one.value is not None:
+            found[name] = Sql(one.value.called(names, bare))
+        elif not is_insert:
+            found[name] = schema.default(name)
+    return found
+
+
+def _condition(
+    expression: Expression | None, names: Mapping[str, str], bare: Mapping[str, str] | None = None
+) -> str | None:
+    return None if expression is None else expression.called(names, bare)
+
+
+def _column(schema: Schema, name: str) -> Field:
+    """Returns the column of a name, in which upper and lower case are equal. Raises `InvalidQuery`."""
+    found = [column for column in schema.names if column.lower() == name.lower()]
+    if name not in found and len(found) != 1:
+        raise unknown("column", name, schema.names)
+    return schema.field(name if name in found else found[0])
