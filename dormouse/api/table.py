@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dormouse.api.table_reads import TableReads
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 
+DELETE_ATTEMPTS_MAX = 10
 Waiting = Callable[[str], object] | None
 """A function that a round calls with the reason why it waits for the commit queue."""
 
@@ -176,28 +178,35 @@ class Table(TableReads):
             with self._tables.numbered(self.context, data) as (context, numbered):
                 return ingest(context, numbered, **how, on_spark=_ingest_on_spark)
 
-    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
+    def delete(self, where: DeleteWhere | Sql, dry_run: bool = False) -> DeleteReport:
         """Deletes the matching rows, at once and for every reader, by one row in the database.
 
-        `where` is that of `query`, or `dm.ALL` for all rows. Deletes matching rows of earlier commits, also
-        those that a `filter` hides. Rows of later commits stay, and earlier moments keep their rows. A null
-        matches only a condition on null. `dry_run` counts the rows that `query` would return. On a keyed
+        `where` is that of `query`, `dm.ALL` for all rows, or `dm.sql("a condition")`. Deletes matching rows
+        of earlier commits, also those that a `filter` hides. Rows of later commits stay, and earlier moments
+        keep their rows. A null matches only a condition on null. `dry_run` counts the rows. On a keyed
         table, deletes rows of loads that began before the delete, even if these loads commit later. With
-        conditions on values, it writes a mark of deletion for each key whose newest row matches.
+        conditions on values, it writes a mark of deletion for each key whose newest row matches. This, and a
+        deletion by `dm.sql`, is an edit: see `update`.
 
         Raises `InvalidQuery` for a condition that does not fit the schema or limits nothing (a range that is
         open at both ends). Also raises it for a condition on values that the property `aggregate` merges.
-        Raises `TableBusy` if other changes of the table overtake each of its tries.
+        Raises `EditConflict` if other changes of matching rows overtake each of its tries.
         """
-        from dormouse.writing.deleting import delete
+        from dormouse.writing.deleting import DeleteReport, delete
+        from dormouse.writing.plain_changes import Replace, is_read
 
         self._check_not_edited("use dm.Remove")
-        with nullcontext() if dry_run else self.changing():
-            return delete(self.context, where, dry_run=dry_run)
+        is_sql = isinstance(where, edits.Sql)
+        if not is_sql and (dry_run or not is_read(self.context, where)):
+            with nullcontext() if dry_run else self.changing():
+                return delete(self.context, where, dry_run=dry_run)
+        change = Replace(self._tables.sessions(), where)
+        done = self._edited(change, None, DELETE_ATTEMPTS_MAX, dry_run=dry_run)
+        return DeleteReport(None, None if dry_run else datetime.now(UTC), done.counts["deleted"])
 
     def replace(
         self,
-        where: DeleteWhere,
+        where: DeleteWhere | Sql,
         data: Any,
         *,
         ingest_id: str | None = None,
@@ -212,7 +221,7 @@ class Table(TableReads):
         """
         from dormouse.writing.plain_changes import Given, Replace
 
-        change = Replace(where, Given(data), progress)
+        change = Replace(self._tables.sessions(), where, Given(data), progress)
         done = self._edited(change, ingest_id, 5, dry_run=dry_run, kind="replace")
         inserted, deleted = done.counts.get("inserted", 0), done.counts.get("deleted")
         return edits.ReplaceReport(done.edit_id, inserted, deleted, done.attempts, done.applied)

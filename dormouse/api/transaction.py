@@ -99,17 +99,19 @@ class Transaction:
         """Loads rows into a keyed table, as `Table.upsert` does in this process. Raises its errors."""
         self._load(table, data, deletes, progress, upserts=True)
 
-    def delete(self, table: str, where: DeleteWhere) -> None:
+    def delete(self, table: str, where: DeleteWhere | Sql) -> None:
         """Deletes the rows that meet a condition, as `Table.delete` does. Raises its errors."""
         from dormouse.writing.plain_changes import Replace
 
-        self._add(table, lambda of: Replace(where))
+        self._add(table, lambda of: Replace(of.sessions(), where))
 
-    def replace(self, table: str, where: DeleteWhere, data: Any, *, progress: Progress = no_progress) -> None:
+    def replace(
+        self, table: str, where: DeleteWhere | Sql, data: Any, *, progress: Progress = no_progress
+    ) -> None:
         """Deletes the rows that meet a condition, and adds others, as `Table.replace` does."""
         from dormouse.writing.plain_changes import Given, Replace
 
-        self._add(table, lambda of: Replace(where, Given(data), progress))
+        self._add(table, lambda of: Replace(of.sessions(), where, Given(data), progress))
 
     def put_payloads(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
         """Stores payloads, as `PayloadStore.put_many` does. Raises its errors, some of them at the end."""

@@ -5,26 +5,16 @@ A delete from a keyed table by a condition on values loads one mark for each mat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 
-import pyarrow as pa
-
-from dormouse.data.arrow_schema import arrow_schema, arrow_type
-from dormouse.data.leaf_sorter import MEMORY_BYTES
-from dormouse.errors import InvalidQuery, QueryOvertaken
-from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.table import is_keyed
+from dormouse.errors import InvalidQuery
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.executor import query
 from dormouse.reading.table_view import key_bounds
-from dormouse.reading.where import ALL, DeleteWhere, Question, Where, condition_of, question
-from dormouse.sources.source import Source
+from dormouse.reading.where import ALL, DeleteWhere, Question, condition_of, question
 from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion
-from dormouse.writing.ingest import ingest_once, keyed_rows, write_leaves
 
 OVERTAKEN_MAX = 10
 DELETES = "__deletes"
@@ -87,52 +77,5 @@ def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question
 
 
 def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:
-    """Deletes the rows that match a condition; see `Table.delete`."""
-    return on_current(context, lambda now: _delete(now, where, dry_run=dry_run))
-
-
-def _delete(context: TableContext, where: DeleteWhere, *, dry_run: bool) -> DeleteReport:
-    if dry_run or not is_keyed(context.properties) or not names_values(context, where):
-        return _record(context, where, dry_run=dry_run)
-    at = datetime.now(UTC)
-
-    def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
-        nonlocal at
-        rows = keyed_rows(current, attempt, DELETES)
-        if rows is None:
-            raise AssertionError("a load of a keyed table has a place")
-        at = rows.taken_at
-        # after the place was taken, so that the query sees all loads that were acknowledged before
-        found = rows.stored(marks(current, None if where is ALL else where))
-        return write_leaves(current, attempt, Source(found, None), lambda *_: None, MEMORY_BYTES)
-
-    for left in reversed(range(OVERTAKEN_MAX)):
-        try:
-            report = ingest_once(context, None, write)
-            break
-        except QueryOvertaken:
-            # files of the query were collected and nothing was committed: retry, from another place
-            if not left:
-                raise
-    return DeleteReport(None, at, report.rows)
-
-
-def marks(context: TableContext, where: Where) -> Iterator[pa.RecordBatch]:
-    """Yields rows to load that delete each key whose newest row matches.
-
-    They have the keys, the value of `newest_by`, and nulls in the other columns.
-    """
-    schema, by = context.schema, context.properties.newest_by
-    unfiltered = context.table.properties.model_copy(update={"filter": None})
-    whole = replace(context, table=replace(context.table, properties=unfiltered))
-    known = [*schema.row_key_names, *([] if by is None else [by])]
-    for batch in query(whole, where, known):
-        columns = [
-            batch.column(field.name)
-            if field.name in known
-            else pa.nulls(batch.num_rows, arrow_type(field.type))
-            for field in schema.fields
-        ]
-        names = [*arrow_schema(schema).names, DELETES]
-        marked = pa.repeat(pa.scalar(True), batch.num_rows)
-        yield pa.RecordBatch.from_arrays([*columns, marked], names=names)
+    """Deletes the rows that match a condition, but from keyed tables only by keys; see `Table.delete`."""
+    return on_current(context, lambda now: _record(now, where, dry_run=dry_run))

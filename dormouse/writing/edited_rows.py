@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -18,7 +18,7 @@ from dormouse.model.edits import Sql
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.loops import Progress, no_progress, portions
 from dormouse.model.schema import Schema
-from dormouse.model.table import given_schema, is_keyed
+from dormouse.model.table import SEQUENCE, given_schema, is_keyed
 from dormouse.model.types import Field
 from dormouse.reading.changes import CHANGE, DELETE
 from dormouse.reading.sql.conditions import DuckDb, type_name
@@ -58,6 +58,12 @@ def check_editable(context: TableContext, what: str) -> None:
             f"{what}: the table's filter hides rows, which an edit would not change; clear the property "
             "'filter' first, or delete and ingest rows"
         )
+
+
+def without_filter(context: TableContext) -> TableContext:
+    """Returns services that also read the rows that the table's filter hides."""
+    unfiltered = context.table.properties.model_copy(update={"filter": None})
+    return replace(context, table=replace(context.table, properties=unfiltered))
 
 
 def relation(name: str, fields: Iterable[Field]) -> Relations:
@@ -199,10 +205,21 @@ class Outcome:
             yield part.rows
 
 
+def placed(context: TableContext) -> TableContext:
+    """Returns services that also read the places of the rows of a keyed table."""
+    return replace(context, with_places=True) if is_keyed(context.properties) else context
+
+
 def new_rows(
-    context: TableContext, columns: Sequence[pa.Array], deletes: pa.Array | None = None
+    context: TableContext,
+    columns: Sequence[pa.Array],
+    deletes: pa.Array | None = None,
+    places: pa.Array | None = None,
 ) -> pa.RecordBatch:
-    """Returns new rows of a table from the values of its columns; of a keyed table, with `DELETES`.
+    """Returns new rows of a table from the values of its columns.
+
+    Those of a keyed table get the column `DELETES` and, if they are given, the places of the rows that they
+    replace; null for none.
 
     Raises `InvalidData` for values that the columns cannot have.
     """
@@ -212,7 +229,8 @@ def new_rows(
         rows = len(columns[0])
         columns = [*columns, pa.repeat(pa.scalar(False), rows) if deletes is None else deletes]
         names.append(DELETES)
-    return conform(pa.RecordBatch.from_arrays(list(columns), names=names), schema)
+    rows = conform(pa.RecordBatch.from_arrays(list(columns), names=names), schema)
+    return rows if places is None else rows.append_column(SEQUENCE, places)
 
 
 def check_newest(what: str, context: TableContext, rows: pa.RecordBatch, before: pa.Array) -> None:

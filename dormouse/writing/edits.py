@@ -18,6 +18,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -31,11 +33,12 @@ from dormouse.model.file_reference import FileWithReferences, is_inlined
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import check_not_edited, is_keyed
+from dormouse.model.table import DELETED_AT, check_not_edited, is_keyed
 from dormouse.model.text import check_text
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.reading.changes import Near, changes
+from dormouse.reading.changes import CHANGE, DELETE, INSERT, Near, changes
 from dormouse.reading.checked_files import on_current
+from dormouse.reading.keyed_changes import UPSERT
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
@@ -424,16 +427,37 @@ def _concerns(
 
 def _check_apart(earlier: _Planned, later: _Planned) -> None:
     """Raises `InvalidInput` if a change depends on rows that an earlier one of the same edit changed."""
-    schema = later.context.schema
+    schema, concern = later.context.schema, later.computed.concern
     reads = [span for one in (later.read,) if one is not None for span in one.spans]
     reads += [span_of(schema, deletion) for deletion in later.computed.deletions]
-    writes = [(file.min_key or b"", file.max_key or b"") for file in earlier.computed.files]
-    writes += [span_of(schema, deletion) for deletion in earlier.computed.deletions] if later.read else []
-    if any(_meet(one, other) for one in reads for other in writes):
+    removed = [span_of(schema, deletion) for deletion in earlier.computed.deletions] if reads else []
+    files = [
+        file
+        for file in earlier.computed.files
+        if any(_meet((file.min_key or b"", file.max_key or b""), span) for span in reads)
+    ]
+    depends = concern is not None and any(_meet(one, other) for one in removed for other in reads)
+    if not depends and files:
+        # what was just written is looked at like the rows of other commits, if it is at hand
+        known = [_rows_of(later.context, file) for file in files]
+        rows = [one for one in known if one is not None]
+        depends = concern is None or len(rows) < len(files) or concern.of(later.context, iter(rows))
+    if depends:
         raise InvalidInput(
             f"table {later.context.table.name!r}: this change reads or deletes rows that an earlier one of "
             "the same transaction changed; join the two, or use two transactions"
         )
+
+
+def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch | None:
+    """Returns the rows of an inlined file that is not committed, as `changes` would; None for an object."""
+    if file.content is None or CHANGE in context.schema:
+        return None
+    rows = pq.read_table(pa.BufferReader(file.content)).combine_chunks()
+    gone = rows.column(DELETED_AT).is_valid() if is_keyed(context.properties) else None
+    kinds = pa.repeat(pa.scalar(INSERT), rows.num_rows) if gone is None else pc.if_else(gone, DELETE, UPSERT)
+    rows = rows.select(context.schema.names).append_column(CHANGE, kinds)
+    return rows.to_batches()[0] if rows.num_rows else None
 
 
 def _meet(one: Span, other: Span) -> bool:

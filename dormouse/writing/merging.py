@@ -23,7 +23,7 @@ from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Schema
-from dormouse.model.table import check_upsert, given_schema, is_keyed, unchecked
+from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed, unchecked
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.row_filter import in_slices, rendered
@@ -49,6 +49,7 @@ from dormouse.writing.edited_rows import (
     identity,
     key_text,
     new_rows,
+    placed,
     target_text,
 )
 from dormouse.writing.edits import Computed, Concern
@@ -227,11 +228,11 @@ class _Computation:
         self._clauses = clauses
         self._acting = clauses.acting
         moment = microseconds() if clauses.tells_time else None
-        self._rows = TableRows(merge.sessions, context, moment)
+        self._rows = TableRows(merge.sessions, placed(context), moment)
         self._gone = identity(context, clauses.columns)
         self._is_keyed = is_keyed(context.properties)
         by = context.properties.newest_by
-        self._before = self._gone if not self._is_keyed else () if by is None else (by,)
+        self._before = (SEQUENCE, *([] if by is None else [by])) if self._is_keyed else self._gone
         self._inserts = Outcome.of(context, self._gone)
         """The keys of the rows that are inserted into a keyed table."""
 
@@ -277,7 +278,8 @@ class _Computation:
             (True, False): "LEFT JOIN",
             (True, True): "FULL JOIN",
         }[self._acts("by_source"), self._acts("not_matched")]
-        target = columns_text(TARGET, self._schema.names, quoted(TARGET))
+        names = dict.fromkeys([*self._schema.names, *self._before])
+        target = columns_text(TARGET, list(names), quoted(TARGET))
         joined = f"({target}) {join} ({self._of_source()}) ON ({self._clauses.on.text})"
         clause = (
             f"CASE WHEN {key} IS NULL THEN {self._case('not_matched')} "
@@ -288,8 +290,8 @@ class _Computation:
             matched = f"CASE WHEN {key} IS NOT NULL THEN {row} END"
             # each inserted row is a partition of its own
             alone = f"CASE WHEN {key} IS NULL THEN {row} END"
-            names = self._schema.row_key_names if self._is_keyed else self._gone
-            parts = ", ".join([*map(self._compared, names), alone])
+            keys = self._schema.row_key_names if self._is_keyed else self._gone
+            parts = ", ".join([*map(self._compared, keys), alone])
             over = f"OVER (PARTITION BY {parts})"
             texts.append(f"min({matched}) {over} <> max({matched}) {over}")
         texts += [self._value(name) for name in self._schema.names]
@@ -356,9 +358,9 @@ class _Computation:
         outcome.count("updated", int(of("update").sum()))
         outcome.count("deleted", int((deleted & is_there).sum()))
         if self._is_keyed:
-            rows = new_rows(self._context, new.columns, pa.array(deleted))
-            if before.num_columns:
-                check_newest(self._what, self._context, rows, before.column(0))
+            rows = new_rows(self._context, new.columns, pa.array(deleted), before.column(SEQUENCE))
+            if (by := self._context.properties.newest_by) is not None:
+                check_newest(self._what, self._context, rows, before.column(by))
             keys = self._inserts.gone.schema.names
             self._inserts.gone.add(rows.select(keys).filter(pa.array(inserted)))
             return Edited(rows)

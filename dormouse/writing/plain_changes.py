@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.cut import Position
+from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_upsert, given_schema, is_keyed
-from dormouse.reading.executor import query
+from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.staged import Staged
-from dormouse.reading.where import ALL, DeleteWhere
+from dormouse.reading.where import DeleteWhere
 from dormouse.sources.given_rows import are_paths, as_arrow
 from dormouse.sources.source import Source, open_source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.deleting import DELETES, asked_to_delete, marks
+from dormouse.writing.deleting import asked_to_delete, names_values
 from dormouse.writing.edits import Change, Computed, Edit
-from dormouse.writing.ingest import IngestReport, KeyedRows, keyed_rows, written
+from dormouse.writing.ingest import IngestReport, keyed_rows, written
+from dormouse.writing.updating import Update
+
+
+def is_read(context: TableContext, where: DeleteWhere | Sql) -> bool:
+    """Returns whether a deletion reads rows, since no recorded condition of a mapping can describe them."""
+    if isinstance(where, Sql):
+        return True
+    return is_keyed(context.properties) and names_values(context, where)
 
 
 class Given:
@@ -80,64 +88,40 @@ class Load:
 class Replace:
     """A deletion of the rows that meet a condition and a load of others; without data, only the deletion.
 
-    In a keyed table, a condition on values is one on the newest rows as they are when the change is computed.
+    A condition on values of a keyed table is one on the newest rows as they are when the change is computed.
     """
 
-    where: DeleteWhere
+    sessions: Sessions
+    where: DeleteWhere | Sql
     given: Given | None = None
     progress: Progress = no_progress
 
     @property
     def reads_its_keys(self) -> bool:
-        return False
+        return self.given is None
 
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
-        question, deletion = asked_to_delete(context, self.where)
-        marked = is_keyed(context.properties) and deletion.by_values
-        deletions = [] if marked or question.is_empty else [deletion]
-        rows = keyed_rows(context, attempt, DELETES if marked else None)
-        if self.given is None and not marked:
-            return Computed(deletions=deletions)
-        counted = _Counted(self._source(context, rows))
-        if rows is None:
-            source = counted.source
-        else:
-            batches = counted.source.batches
-            if marked:
-                found = marks(context, None if self.where is ALL else self.where)
-                batches = chain(found, map(_unmarked, batches))
-            source = replace(counted.source, batches=rows.stored(batches), rows_total=None)
-        files = written(context, attempt, source, self.progress)
-        return Computed(files, deletions, counts={"inserted": counted.rows})
+        gone = Computed()
+        if is_read(context, self.where):
+            gone = Update(self.sessions, self.where, None).compute(context, attempt, at)
+        elif not isinstance(self.where, Sql):
+            question, deletion = asked_to_delete(context, self.where)
+            gone = Computed(deletions=() if question.is_empty else [deletion])
+        if self.given is None:
+            return gone
+        # with a later place than the marks of deletion
+        load = Load(self.given, progress=self.progress).compute(context, attempt, at)
+        return Computed(
+            [*gone.files, *load.files], gone.deletions, gone.concern, {**gone.counts, **load.counts}
+        )
 
     def dry_run(self, context: TableContext) -> Mapping[str, int]:
         """Returns the numbers of rows that would be "deleted" and "inserted"; changes nothing."""
-        asked_to_delete(context, self.where)
-        where = None if self.where is ALL else self.where
-        found = query(context, where, [context.schema.row_keys[0].name])
-        given = _Counted(Source(iter(()), None) if self.given is None else self._source(context, None))
-        for _ in given.source.batches:
-            pass
-        return {"deleted": sum(batch.num_rows for batch in found), "inserted": given.rows}
-
-    def _source(self, context: TableContext, rows: KeyedRows | None) -> Source:
-        if self.given is None:
-            return Source(iter(()), None)
-        schema = context.schema if rows is None else replace(rows, deletes=None).given
-        return self.given.source(context, schema)
-
-
-class _Counted:
-    """A source that counts the rows which are read of it."""
-
-    def __init__(self, source: Source) -> None:
-        self.rows = 0
-        self.source = replace(source, batches=self._batches(source))
-
-    def _batches(self, source: Source) -> Iterator[pa.RecordBatch]:
-        for batch in source.batches:
-            self.rows += batch.num_rows
-            yield batch
+        counts = dict(Update(self.sessions, self.where, None).dry_run(context))
+        if self.given is not None:
+            rows = self.given.source(context, context.schema).batches
+            counts["inserted"] = sum(batch.num_rows for batch in rows)
+        return counts
 
 
 def loaded(context: TableContext, change: Change, ingest_id: str | None, kind: str) -> IngestReport:
@@ -150,7 +134,3 @@ def loaded(context: TableContext, change: Change, ingest_id: str | None, kind: s
             applied = edit.commit()
         files = edit.files if applied else ()
         return IngestReport.of(edit.edit_id, files, applied=applied, started=started)
-
-
-def _unmarked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.append_column(DELETES, pa.repeat(pa.scalar(False), batch.num_rows))

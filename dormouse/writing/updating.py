@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from dormouse.model.cut import Position
 from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges
-from dormouse.model.table import is_keyed, stored_condition
+from dormouse.model.table import SEQUENCE, is_keyed, stored_condition
 from dormouse.reading.executor import query
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
 from dormouse.reading.sql.conditions import type_name
@@ -52,8 +52,10 @@ from dormouse.writing.edited_rows import (
     checked_scalar,
     identity,
     new_rows,
+    placed,
     relation,
     target_text,
+    without_filter,
 )
 from dormouse.writing.edits import Computed, Concern
 from dormouse.writing.listed_deletions import deletions_of_rows
@@ -61,11 +63,14 @@ from dormouse.writing.listed_deletions import deletions_of_rows
 
 @dataclass(frozen=True)
 class Update:
-    """A change that gives the rows that meet a condition new values; see `Table.update`."""
+    """A change that gives the rows that meet a condition new values; see `Table.update`.
+
+    If `values` is None, it deletes them. It does so even if the table's filter hides them.
+    """
 
     sessions: Sessions
     where: DeleteWhere | Sql
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] | None
     progress: Progress = no_progress
 
     @property
@@ -81,7 +86,7 @@ class Update:
         return _Computation(self, context).run(attempt)
 
     def dry_run(self, context: TableContext) -> Mapping[str, int]:
-        """Returns the number of rows that the update would change, as "updated"; writes nothing."""
+        """Returns the number of rows that would be "updated" or "deleted"; writes nothing."""
         return _Computation(self, context).run(None).counts
 
 
@@ -107,7 +112,10 @@ class _Computation:
         self._update = update
         self._context = context
         self._schema = context.schema
-        self._what = f"update of table {context.table.name!r}"
+        self._deletes = update.values is None
+        self._what = f"{'delete from' if self._deletes else 'update of'} table {context.table.name!r}"
+        if self._deletes:
+            context = without_filter(context)
         check_editable(context, self._what)
         self._relations = relation(TARGET, self._schema.fields)
         self._constants: dict[str, pa.Scalar] = {}
@@ -122,10 +130,12 @@ class _Computation:
             self._chosen = self._by_columns(update.where)
         self._gone = identity(context, self._chosen.columns)
         moment = microseconds() if any(one.tells_time for one in used) else None
-        self._rows = TableRows(update.sessions, context, moment)
+        self._rows = TableRows(update.sessions, placed(context), moment)
 
     def _take_values(self) -> None:
         given = self._update.values
+        if given is None:
+            return
         if not isinstance(given, Mapping) or not given:
             raise InvalidQuery(f"{self._what}: give new values as a dict by column, not {given!r}")
         for field in checked_columns(self._what, self._schema, given):
@@ -162,7 +172,8 @@ class _Computation:
     def run(self, attempt: WriteAttempt | None) -> Computed:
         """Computes the update; without an attempt, only counts its rows."""
         context, chosen = self._context, self._chosen
-        outcome = Outcome.of(context, self._gone, "updated")
+        kind = "deleted" if self._deletes else "updated"
+        outcome = Outcome.of(context, self._gone, kind)
         if chosen.question is None:
             rows = columns_text(TARGET, self._schema.names, quoted(TARGET))
             ranges = self._rows.ranges(f"SELECT 1 FROM ({rows}) WHERE {chosen.condition}")
@@ -170,24 +181,25 @@ class _Computation:
         else:
             ranges = chosen.question.ranges
             parts = self._by_query()
-        files = outcome.write(attempt, self._counted(outcome, parts), self._update.progress)
+        files = outcome.write(attempt, self._counted(outcome, kind, parts), self._update.progress)
         deletions = [] if chosen.deletion is None else [chosen.deletion]
         if attempt is not None and chosen.deletion is None and not is_keyed(context.properties):
             deletions = deletions_of_rows(context, outcome.gone.batches())
         return Computed(files, deletions, self._concern(ranges, outcome), outcome.counts)
 
-    def _counted(self, outcome: Outcome, parts: Iterator[Edited]) -> Iterator[Edited]:
+    def _counted(self, outcome: Outcome, kind: str, parts: Iterator[Edited]) -> Iterator[Edited]:
         for part in parts:
-            outcome.count("updated", part.rows.num_rows)
-            yield part
+            outcome.count(kind, part.rows.num_rows)
+            is_mark = is_keyed(self._context.properties)
+            yield replace(part, rows=part.rows[:0]) if self._deletes and not is_mark else part
 
     def _by_query(self) -> Iterator[Edited]:
         """Yields the new rows, computed batch by batch from the rows of a query."""
         where = self._update.where
         assert not isinstance(where, Sql)  # noqa: S101 it is a question
-        read = query(self._context, None if where is ALL else where)
+        read = query(self._rows.context, None if where is ALL else where)
         if not self._scalars:
-            yield from (self._edited(batch.columns, batch) for batch in read)
+            yield from (self._edited(batch.columns[: len(self._schema.names)], batch) for batch in read)
             return
         names = {name for one in self._scalars.values() for _, name in one.columns}
         used = [one for one in self._schema.fields if one.name in names]
@@ -202,11 +214,12 @@ class _Computation:
     def _by_sql(self, ranges: KeyRanges) -> Iterator[Edited]:
         """Yields the new rows, computed by one statement over the table."""
         names, by = self._schema.names, self._context.properties.newest_by
-        old = list(dict.fromkeys([*self._gone, *([] if by is None else [by])]))
+        place = [SEQUENCE] if is_keyed(self._context.properties) else []
+        old = list(dict.fromkeys([*self._gone, *([] if by is None else [by]), *place]))
         texts = [*map(self._value, names), *(reference(TARGET, name) for name in old)]
         # numbered, since the name of a column may be that of a reference
         listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
-        rows = columns_text(TARGET, names, quoted(TARGET))
+        rows = columns_text(TARGET, [*names, *place], quoted(TARGET))
         statement = f"SELECT {listed} FROM ({rows}) WHERE {self._chosen.condition}"
         found = self._rows.read(statement, ranges)
         while True:
@@ -226,13 +239,17 @@ class _Computation:
     def _edited(self, columns: Sequence[pa.Array], before: pa.RecordBatch) -> Edited:
         """Returns new rows that have the given columns, except for constants.
 
-        `before` has columns of the replaced rows: those of `identity`, and that of `newest_by`.
+        `before` has columns of the replaced rows: those of `identity`, and of a keyed table that of
+        `newest_by` and the place.
         """
         values = [
             pa.repeat(self._constants[name], before.num_rows) if name in self._constants else column
             for name, column in zip(self._schema.names, columns, strict=True)
         ]
-        rows = new_rows(self._context, values)
+        is_place = SEQUENCE in before.schema.names and is_keyed(self._context.properties)
+        places = before.column(SEQUENCE) if is_place else None
+        marks = pa.repeat(pa.scalar(True), before.num_rows) if self._deletes else None
+        rows = new_rows(self._context, values, marks, places)
         by = self._context.properties.newest_by
         if by in self._constants or by in self._scalars:
             check_newest(self._what, self._context, rows, before.column(str(by)))
