@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic import Field as Option
 
-from dormouse.errors import InvalidInput, InvalidName, InvalidProperties, InvalidQuery, NotARowTable
+from dormouse.errors import InvalidInput, InvalidName, InvalidProperties, NotARowTable
 from dormouse.model.schema import FIELDS_MAX, Column, Field, Schema, Stage
 from dormouse.model.text import did_you_mean
 from dormouse.model.types import BOOLEAN, LONG, TIMESTAMP, DataType
@@ -36,9 +36,6 @@ REPLACED_ROWS_MAX = 100_000
 More rows are left out by a join of the keys, which costs as much as reading the large file again.
 """
 ROWS_MAX = (1 << 63) - 1
-
-VERSION = "__schema"
-"""The key of the schema's version in a stored condition. The key is missing if the version is 1."""
 
 ROW_ID, ROW_VERSION, ROW_DELETED = "ROW_ID", "ROW_VERSION", "ROW_DELETED"
 DROPPED = "_dropped_"
@@ -77,38 +74,6 @@ ProblemKind = Literal[
     "statistics",
 ]
 """The kinds of problems that a check finds."""
-
-
-# Stored conditions of deletions. They use the names that the columns had then.
-
-
-def stored_condition(schema: Schema, condition: dict[str, Any]) -> str:
-    """Returns a condition on the columns of a schema as JSON, in the form in which it is stored."""
-    version = {} if schema.version == 1 else {VERSION: schema.version}
-    return dumps({**condition, **version})
-
-
-def given_condition(condition: str) -> str:
-    """Returns a stored condition without the schema's version, as the user gave it."""
-    found = loads(condition)
-    return dumps({name: wanted for name, wanted in found.items() if name != VERSION})
-
-
-def current_condition(schema: Schema, condition: str) -> dict[str, Any]:
-    """Returns a stored condition, with its columns' names replaced by their names in `schema`.
-
-    Raises `InvalidQuery` if a column was dropped, and `SchemaMoved` if the condition's version is newer.
-    """
-    found = loads(condition)
-    version = found.pop(VERSION, 1)
-    schema.shape.check_known(version)
-    names = {}
-    for name, one in zip(schema.names, schema.shape.columns, strict=True):
-        if (then := one.at(version)) is not None:
-            names[then.name] = name
-    if gone := [name for name in found if name not in names]:
-        raise InvalidQuery(f"a deletion names column {gone[0]!r}, which no longer exists")
-    return {names[name]: wanted for name, wanted in found.items()}
 
 
 class TableProperties(BaseModel):

@@ -212,9 +212,7 @@ def _remaining(
             places[one].append(Range(before.min, number + 1))
     if not places or not any(table.num_rows for table in tables):
         return tables
-    names = dict.fromkeys(
-        [*schema.row_key_names, *(test.field.name for one in places for test in one.conditions)]
-    )
+    names = dict.fromkeys([*schema.row_key_names, *(name for one in places for name in one.tested)])
     place = Field(next(name for n in count() if (name := f"file{n}") not in names), INT)
     numbers = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
     rows = pa.concat_tables(tables).select(list(names)).append_column(place.name, pa.array(numbers))

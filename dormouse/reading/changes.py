@@ -377,7 +377,8 @@ class _Reading:
         """Yields the rows that a deletion removed, as they were just before it."""
         then = self._context.as_of(past.before)
         schema = then.schema
-        [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
+        rows = [(past.deletion_id, past.condition)]
+        [deletion] = deletions_of(schema, rows, objects=then.objects) or [None]
         has_same_keys = schema.row_key_names == self._context.schema.row_key_names
         near = self._near if has_same_keys else KeyRanges()
         if deletion is None or (ranges := deletion.ranges.intersect(near)).is_empty:

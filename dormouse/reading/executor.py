@@ -147,7 +147,8 @@ class Part:
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """Yields the rows in key order, with the question's columns.
 
-        It needs no database. Raises the errors of reading a query, and `FileGone`.
+        It needs the database only for files in it, and for rows that deletions list. Raises the errors of
+        reading a query, and `FileGone`.
         """
         schema = columns_of(context.schema, self.question.columns)
         if self.digests is not None:
@@ -155,7 +156,8 @@ class Part:
         read, wanted = read_from(context, self.question)
         reading = _Execution(read, wanted, Moment(read.schema), Interruption(), None)
         reading.now_ms = self.now_ms
-        for batch in wanted_of(context, self.question, reading.planned(iter(self.groups), None)):
+        groups = (tuple(scan.bound(context.objects) for scan in group) for group in self.groups)
+        for batch in wanted_of(context, self.question, reading.planned(groups, None)):
             yield exact(batch.select(self.question.columns), schema)
 
 

@@ -42,6 +42,7 @@ from dormouse.reading.page_index import (
 from dormouse.reading.page_values import coded_page, is_plain, plain_page, values_of_dictionary
 from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import PLAIN, remains, rendered
+from dormouse.reading.row_sets import RowSet
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 
@@ -449,7 +450,7 @@ def looked_up(
     stored = stored_schema(schema, properties)
     wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
     hidden = [*newest_by, DELETED_AT] if newest_by else []
-    tested = [test.field.name for one in scans for deletion in one.deletions for test in deletion.conditions]
+    tested = [name for one in scans for deletion in one.deletions for name in deletion.tested]
     if not set(tested) <= set(stored.names):
         return None
     columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden, *tested))]
@@ -497,10 +498,17 @@ def _remaining(schema: Schema, scan: Scan, batches: list[pa.RecordBatch]) -> lis
     """
     if sum(map(len, batches)) > FOUND_MAX or len(scan.deletions) > DELETIONS_MAX:
         return None
+    for one in scan.deletions:
+        if isinstance(one.rows, RowSet):
+            # all bounds of such a deletion are those of the rows that it lists
+            names, search = [field.name for field in one.rows.fields], one.rows.search()
+            batches = [
+                batch.filter(pa.array(~search.flags(batch.select(names).columns))) for batch in batches
+            ]
+    others = [one for one in scan.deletions if not isinstance(one.rows, RowSet)]
     [near] = scan.slices[0][schema.row_keys[0].name]
-    is_kept = rendered(remains(schema, scan.deletions, near=near), PLAIN)
-    tested = (test.field.name for one in scan.deletions for test in one.conditions)
-    names = [*dict.fromkeys((*schema.row_key_names, *tested))]
+    is_kept = rendered(remains(schema, others, near=near), PLAIN)
+    names = [*dict.fromkeys((*schema.row_key_names, *(name for one in others for name in one.tested)))]
     try:
         kept = [[bool(is_kept(row)) for row in batch.select(names).to_pylist()] for batch in batches]
     except (ValueError, OverflowError):

@@ -26,6 +26,7 @@ from dormouse.objects.names import schema_version_of
 from dormouse.reading.where import corners_of
 
 if TYPE_CHECKING:
+    from dormouse.objects.store import ObjectStore
     from dormouse.reading.gone_rows import GoneRows
     from dormouse.reading.where import Deletion
 
@@ -164,6 +165,12 @@ class Scan:
     def within(self, ranges: KeyRanges) -> Scan:
         """Returns the scan limited to rows in some ranges."""
         return replace(self, slices=tuple(one.intersect(ranges) for one in self.slices))
+
+    def bound(self, objects: ObjectStore) -> Scan:
+        """Returns the scan with the store that reads the rows that deletions list."""
+        if not self.deletions:
+            return self
+        return replace(self, deletions=tuple(one.bound(objects) for one in self.deletions))
 
     def unsettled(self) -> Scan:
         """Returns the scan with the deletions that match the rows in `gone`, instead of these rows."""

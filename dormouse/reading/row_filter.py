@@ -19,9 +19,10 @@ from math import prod
 from operator import and_, ge, gt, le, lt, or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dormouse.model.loops import joined
+from dormouse.model.loops import joined, portions
 from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
+from dormouse.reading.row_sets import FewRows, RowSet, joined_sets
 from dormouse.reading.where import Condition
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ class Among:
 
     fields: tuple[Field, ...]
     rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A test that the columns of a set of rows have, together, the values of one of them.
+
+    It is never unknown: null equals null, and NaN equals NaN. Rows with keys outside `ranges` do not count:
+    the test may be true or false for them.
+    """
+
+    rows: RowSet
+    ranges: KeyRanges = KeyRanges()  # noqa: RUF009 immutable
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +113,12 @@ class Given:
     expression: Any
 
 
-Filter = InRanges | Among | Searched | IsNull | Every | Some | Fails | Given
+Filter = InRanges | Among | OneOf | Searched | IsNull | Every | Some | Fails | Given
 EVERY_ROW = Every(())
 TESTS_MAX = 16
 """The most alternatives that are tested one after another, without a search for a row's place among them."""
+ROWS_TOGETHER_MAX = 1_000_000
+"""The most rows that several deletions list and that are searched together."""
 SIGNS = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 
@@ -134,7 +149,12 @@ def meets(condition: Condition) -> Filter:
 
 def is_of(schema: Schema, deletion: Deletion) -> Filter:
     """Returns the filter of rows that a deletion matches."""
-    return every([in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)])
+    parts = [in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)]
+    if isinstance(deletion.rows, FewRows):
+        parts.append(Among(deletion.rows.fields, deletion.rows.rows))
+    elif deletion.rows is not None:
+        parts.append(OneOf(deletion.rows, deletion.ranges))
+    return every(parts)
 
 
 def remains(
@@ -174,11 +194,16 @@ def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
     spans: dict[Field, list[Range]] = defaultdict(list)
     searched: list[Tests] = []
     parts: dict[Filter, None] = {}
+    listed: dict[object, list[Deletion]] = defaultdict(list)
     for one in deletions:
         bounded = [Condition(field, one.ranges[field.name]) for field in _bounded(schema, one.ranges)]
         tests = {test.field: test for test in (*bounded, *one.conditions)}
         fields = tuple(tests)
-        if len(fields) < len(bounded) + len(one.conditions) or not fields:
+        if isinstance(one.rows, FewRows):
+            rows[one.rows.fields] |= dict.fromkeys(_near(schema.row_keys[0], one.ranges, one.rows))
+        elif one.rows is not None:
+            listed[one.rows.form].append(one)
+        elif len(fields) < len(bounded) + len(one.conditions) or not fields:
             parts[is_of(schema, one)] = None
         elif len(fields) == 1 and not tests[fields[0]].is_open:
             [test] = tests.values()
@@ -195,8 +220,31 @@ def _matched(schema: Schema, deletions: Iterable[Deletion]) -> Filter:
         ordered = () if field.type.is_floating else KeyRanges({field.name: ranges})[field.name]
         searched += [{field: Condition(field, (item,))} for item in ordered]
         parts |= {InRanges(field, tuple(ranges)): None} if ranges and not ordered else {}
-    sets = [Among(fields, tuple(found)) for fields, found in rows.items() if found]
+    sets: list[Filter] = [Among(fields, tuple(found)) for fields, found in rows.items() if found]
+    for alike in listed.values():
+        sets += [_of_any(schema, some) for some in portions(alike, _count, ROWS_TOGETHER_MAX)]
     return some([*parts, *sets, *([_searched(searched)] if searched else [])])
+
+
+def _count(deletion: Deletion) -> int:
+    return deletion.rows.count if isinstance(deletion.rows, RowSet) else 0
+
+
+def _of_any(schema: Schema, deletions: Sequence[Deletion]) -> Filter:
+    """Returns the filter of rows that any of some deletions lists, whose rows have the same columns."""
+    sets = [one.rows for one in deletions if isinstance(one.rows, RowSet)]
+    if len(sets) == 1:
+        return is_of(schema, deletions[0])
+    first = schema.row_keys[0].name
+    bounds = KeyRanges({first: [one.ranges.enclosing(first) for one in deletions]}).enclosing(first)
+    near = KeyRanges() if bounds == Range() else KeyRanges({first: [bounds]})
+    return every([in_slices(schema, [near]), OneOf(joined_sets(sets), near)])
+
+
+def _near(first: Field, ranges: KeyRanges, few: FewRows) -> list[tuple[Any, ...]]:
+    """Returns those of a few rows whose first key lies in the ranges."""
+    at, items = few.fields.index(first), ranges.get(first.name, [Range()])
+    return [row for row in few.rows if any(item.contains(row[at]) for item in items)]
 
 
 def _is_exact(test: Condition) -> bool:
@@ -319,6 +367,24 @@ class Engine(Protocol[T]):
         )
         return self.any_of(list(tests))
 
+    def one_of(self, rows: RowSet, ranges: KeyRanges) -> T:
+        """Returns a test that columns together have the values of one of `rows`; never unknown.
+
+        It need not be right for rows with keys outside `ranges`.
+        """
+        names = [field.name for field in rows.fields]
+        found = [self._equal(rows.fields, [row[name] for name in names]) for row in rows.read().to_pylist()]
+        return self.any_of(found)
+
+    def _equal(self, fields: Sequence[Field], row: Sequence[Any]) -> T:
+        pairs = zip(fields, row, strict=True)
+        return self.all_of(
+            [self.is_null(field) if value is None else self._is(field, value) for field, value in pairs]
+        )
+
+    def _is(self, field: Field, value: Any) -> T:
+        return self.all_of([self.is_not_null(field), self.among(field, [value])])
+
     def searched(self, field: Field, point: Any, below: T, rest: T) -> T:
         """Returns `below` for rows in which a column is less than `point`, and `rest` for all others."""
         ...
@@ -366,6 +432,8 @@ def rendered(node: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
             return _in_ranges(field, ranges, engine)
         case Among(fields, rows):
             return engine.among_rows(fields, rows)
+        case OneOf(rows, ranges):
+            return engine.one_of(rows, ranges)
         case Searched(field, point, below, rest):
             return engine.searched(field, point, rendered(below, engine), rendered(rest, engine))
         case IsNull(field):

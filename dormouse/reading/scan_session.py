@@ -27,11 +27,12 @@ from datafusion import (
     functions,
     lit,
     literal,
+    udf,
 )
 from datafusion.expr import SortExpr
 from datafusion.plan import LogicalPlan
 
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.datafusion_session import (
     among,
     check_not_forked,
@@ -51,6 +52,7 @@ from dormouse.model.locks import process_lock
 from dormouse.model.loops import joined, portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
+from dormouse.model.text import narrow_id
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import (
     MEMORY_BYTES_MAX,
@@ -62,6 +64,7 @@ from dormouse.reading.checked_files import (
 from dormouse.reading.page_index import read_varint, text
 from dormouse.reading.planner import Reach, Scan, keys_near, ways_of
 from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, is_of, remains, rendered, some
+from dormouse.reading.row_sets import RowSet
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, deletions_of, is_nan
 from dormouse.state.context import TableContext
@@ -105,6 +108,20 @@ class _DataFusion(Engine[Expr]):
         known = self.all_of([self.is_not_null(field) for field in fields])
         bounds = self.among(fields[0], sorted({row[0] for row in rows}))
         return bounds & known & functions.in_list(together, items)
+
+    def one_of(self, rows: RowSet, ranges: KeyRanges) -> Expr:
+        search, kinds = rows.search(), [arrow_type(field.type) for field in rows.fields]
+
+        def is_found(*columns: pa.Array) -> pa.Array:
+            return pa.array(search.flags(columns))
+
+        # a plan holds one function of each name
+        name = f"is_one_of_{narrow_id(repr(rows)).hex}"
+        function = udf(is_found, kinds, pa.bool_(), "immutable", name)
+        # a merge reads texts and bytes as views
+        return function(
+            *(column(field.name).cast(kind) for field, kind in zip(rows.fields, kinds, strict=True))
+        )
 
     def searched(self, field: Field, point: Any, below: Expr, rest: Expr) -> Expr:
         return functions.when(self.compared(field, "<", point), below).otherwise(rest)
@@ -499,7 +516,7 @@ def look_at(
 def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> list[Look]:
     names = [name for name, _ in files]
     found = context.store.deletions_of(names, retired_too=True)
-    known, dropped = _known_deletions(context.schema, found.deletions)
+    known, dropped = _known_deletions(context, found.deletions)
     reach = Reach(context.schema, known)
     checked = [reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files]
 
@@ -515,13 +532,13 @@ def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> li
         return list(threads.map(look, range(len(files))))
 
 
-def _known_deletions(schema: Schema, rows: DeletionRows) -> tuple[list[Deletion], list[int]]:
+def _known_deletions(context: TableContext, rows: DeletionRows) -> tuple[list[Deletion], list[int]]:
     """Returns the deletions, and the numbers of the deletions that name a dropped column."""
     known: list[Deletion] = []
     dropped = []
     for row in sorted(rows):
         try:
-            known += deletions_of(schema, [row])
+            known += deletions_of(context.schema, [row], objects=context.objects)
         except InvalidQuery:
             dropped.append(row[0])
     return known, dropped

@@ -23,7 +23,8 @@ from dormouse.model.reshaping import (
     without_column,
 )
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord, current_condition
+from dormouse.model.stored_conditions import current_condition
+from dormouse.model.table import TableRecord
 from dormouse.model.types import DataType, Field
 from dormouse.reading.where import value_of
 from dormouse.state.context import TableContext
@@ -107,7 +108,7 @@ def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> T
                 f"{'this property' if len(named) == 1 else 'these properties'} first (dormouse table set)"
             )
         for deletion_id, condition in context.shapes.pending_conditions(conn):
-            if name in current_condition(table.schema, condition):
+            if name in current_condition(table.schema, condition).columns:
                 raise InvalidSchema(
                     f"column {name!r} of table {table.name!r} is used by pending deletion {deletion_id}: "
                     "compact the table and collect its garbage first, until 'dormouse table "

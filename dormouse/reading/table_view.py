@@ -79,8 +79,10 @@ class _PlannedPage(NamedTuple):
     snapshot: str
 
     @staticmethod
-    def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
-        deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
+    def of(
+        context: TableContext, page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str
+    ) -> _PlannedPage:
+        deletions = deletions_of(page.tree.schema, rows.deletions, ranges, context.objects)
         made = plan(page, rows.references, deletions)
         inlined = rows.inlined
         if inlined is None:
@@ -343,7 +345,7 @@ class _View:
             rows = known.completed(snapshot, rows) if known else rows
             if _is_of(tree, epoch, made_at):
                 self._check_known(version, is_shown_so)
-                return _PlannedPage.of(page, ranges, rows, snapshot)
+                return _PlannedPage.of(self._context, page, ranges, rows, snapshot)
             # a split committed meanwhile: ask for the new partitions
             tree = self._partitions.at(epoch, made_at=made_at)
         return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
@@ -360,7 +362,7 @@ class _View:
             epoch, made_at, version, is_shown_so, snapshot, rows = self._store.own.following(plan, conn)
             if known is None or _is_of(tree, epoch, made_at):
                 self._check_known(version, is_shown_so)
-                return _PlannedPage.of(page, ranges, rows, snapshot)
+                return _PlannedPage.of(self._context, page, ranges, rows, snapshot)
             known = None  # the known tree is of another moment than the transaction
 
     def request(self, ranges: KeyRanges) -> _Request | None:
@@ -382,7 +384,7 @@ class _View:
             return None
         self._check_known(found.schema_version, found.is_shown_so)
         completed = request.known.completed(found.snapshot, found.rows)
-        return _PlannedPage.of(page, ranges, completed, found.snapshot)
+        return _PlannedPage.of(self._context, page, ranges, completed, found.snapshot)
 
     def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
         """Yields a first page and all further ones."""
@@ -441,7 +443,7 @@ class _View:
                 gone = FileGone(filename, self._context.table.name)
                 raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
-        return _PlannedPage.of(page, ranges, known, snapshot)
+        return _PlannedPage.of(self._context, page, ranges, known, snapshot)
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
         """Raises `SchemaMoved` when columns, properties or name changed, unless the query has begun."""

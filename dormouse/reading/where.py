@@ -22,9 +22,12 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import ROWS_MAX, current_condition, stored_condition
+from dormouse.model.stored_conditions import ListedRows, current_condition, stored_condition
+from dormouse.model.table import ROWS_MAX
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
+from dormouse.objects.store import ObjectStore
+from dormouse.reading.row_sets import FewRows, RowSet
 
 VALUES_MAX = 100_000
 """The most values and ranges in the conditions of one query."""
@@ -287,8 +290,9 @@ def _range_in_json(field: Field, wanted: dict[str, Any]) -> Range:
 class Deletion:
     """A deletion of the rows that lie in the ranges and meet all conditions, in files written before it.
 
-    A row is kept if a condition is unknown for it, because a value is null. Rows removed by an erasure hide
-    no older rows of their key: nothing is left of them.
+    A row is kept if a condition is unknown for it, because a value is null. If the deletion lists `rows`, it
+    deletes only rows that are equal to one of them. Rows removed by an erasure hide no older rows of their
+    key: nothing is left of them.
     """
 
     deletion_id: int
@@ -298,6 +302,17 @@ class Deletion:
     is_erasure: bool = field(default=False, compare=False)
     corners: tuple[bytes, bytes] | None = field(default=None, compare=False, repr=False)
     """The result of `corners_of`, if known."""
+    rows: RowSet | FewRows | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def tested(self) -> list[str]:
+        """The columns that are tested in addition to the row keys that have ranges."""
+        listed = () if self.rows is None else self.rows.fields
+        return [one.name for one in (*(test.field for test in self.conditions), *listed)]
+
+    def bound(self, objects: ObjectStore) -> Deletion:
+        """Returns the deletion with the store that reads the rows that it lists."""
+        return replace(self, rows=self.rows.bound(objects)) if isinstance(self.rows, RowSet) else self
 
 
 def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:
@@ -321,26 +336,31 @@ def deletions_of(
     schema: Schema,
     rows: Sequence[tuple[int, str] | tuple[int, str, bool]],
     wanted: KeyRanges | None = None,
+    objects: ObjectStore | None = None,
 ) -> tuple[Deletion, ...]:
     """Returns the deletions that may match rows in the ranges `wanted`, ordered by their numbers.
 
     `rows` are tuples in any order: a number, a condition as JSON, and optionally whether the deletion is an
-    erasure.
+    erasure. `objects` is the table's store, needed to test rows of files.
     """
     if not rows:
         return ()
     columns = _columns_of(schema, schema.shape if schema.was_changed else None)
-    found = (_deletion_of(columns, *row) for row in sorted(rows))
-    return tuple(one for one in found if not one.ranges or _may_match(one.ranges, wanted))
+    parsed = (_deletion_of(columns, *row) for row in sorted(rows))
+    found = (one for one in parsed if not one.ranges or _may_match(one.ranges, wanted))
+    return tuple(found if objects is None else (one.bound(objects) for one in found))
 
 
 def _may_match(ranges: KeyRanges, wanted: KeyRanges | None) -> bool:
     return not (ranges.intersect(wanted) if wanted else ranges).is_empty
 
 
-def condition_of(schema: Schema, question: Question) -> str:
-    """Returns a question's condition as JSON for the database; raises `InvalidQuery` if it is too long."""
-    text = stored_condition(schema, where_json(question))
+def condition_of(schema: Schema, question: Question, rows: ListedRows | None = None) -> str:
+    """Returns a question's condition as JSON for the database; raises `InvalidQuery` if it is too long.
+
+    `rows` are those that a deletion of rows lists.
+    """
+    text = stored_condition(schema, where_json(question), rows)
     if len(text) > CONDITION_BYTES_MAX:
         raise InvalidQuery(
             f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
@@ -359,11 +379,20 @@ class _Columns:
 @lru_cache(maxsize=PARSED_MAX)
 def _deletion_of(columns: _Columns, deletion_id: int, condition: str, is_erasure: bool = False) -> Deletion:
     schema = columns.schema
-    recorded = question(schema, parse_where(schema, current_condition(schema, condition)), None, None)
+    stored = current_condition(schema, condition)
+    recorded = question(schema, parse_where(schema, stored.where), None, None)
     # an open range is refused now; one recorded by an earlier release also deleted nulls
     conditions = tuple(replace(one, or_null=one.or_null or one.is_open) for one in recorded.conditions)
     corners = corners_of(schema, recorded.ranges)
-    return Deletion(deletion_id, condition, recorded.ranges, conditions, is_erasure, corners)
+    rows = None if stored.rows is None else _row_set(schema, stored.rows)
+    return Deletion(deletion_id, condition, recorded.ranges, conditions, is_erasure, corners, rows)
+
+
+def _row_set(schema: Schema, rows: ListedRows) -> RowSet | FewRows:
+    fields = tuple(map(schema.field, rows.names))
+    if rows.content is not None:
+        return RowSet((rows.content,), rows.columns, fields, rows.version, rows.count)
+    return FewRows(fields, tuple(tuple(map(value_of_json, fields, row)) for row in rows.values or ()))
 
 
 @lru_cache(maxsize=SCHEMAS_MAX)

@@ -47,6 +47,7 @@ from dormouse.reading.checked_files import checked_sizes
 from dormouse.reading.executor import Part, columns_of, parts
 from dormouse.reading.planner import Scan, Way, ways_of
 from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, meets, remains, rendered
+from dormouse.reading.row_sets import RowSet
 from dormouse.reading.where import Question, Where, question
 from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name, stage
 from dormouse.spark.worker import on_worker
@@ -333,10 +334,16 @@ def _divided(planned: Sequence[Part], version: int) -> tuple[list[tuple[Way, lis
     """Returns the files for Spark's reader, grouped by their filters, and the parts with all other files.
 
     Files of other schema versions are among those others, because their columns may have other names. So are
-    inlined files, of which the store has no objects.
+    inlined files, of which the store has no objects, and files with deletions of many rows.
     """
     scans = [scan for part in planned for group in part.groups for scan in group]
-    readable = (scan for scan in scans if scan.schema_version == version and not is_inlined(scan.filename))
+    readable = (
+        scan
+        for scan in scans
+        if scan.schema_version == version
+        and not is_inlined(scan.filename)
+        and not any(isinstance(one.rows, RowSet) for one in scan.deletions)
+    )
     ways = ways_of(readable, attrgetter("schema_version"))
     # the slices of a file's scans in several groups are disjoint, but may be equal only by name
     firsts = [

@@ -86,7 +86,9 @@ class JobDeletions:
     def of(context: TableContext, job: CompactionJob) -> JobDeletions:
         """Returns the deletions that exist now. Deletions recorded later apply to the job's output."""
         found = context.store.deletions_of([item.filename for item in job.inputs])
-        context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
+        context, pending = on_current(
+            context, lambda now: (now, deletions_of(now.schema, found.deletions, objects=now.objects))
+        )
         reach = Reach(context.schema, pending)
         files = tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files)
         return JobDeletions(found.till, files, context)

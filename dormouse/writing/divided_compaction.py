@@ -252,7 +252,8 @@ class MergeRange:
         places = [place_of(context.objects, item.filename) for item in self.job.inputs]
 
         def merged(path: Path) -> FileFacts:
-            return merge_inputs(context, self.job, places, path, self.region, self.now_ms, self.deletions)
+            deletions = [[one.bound(context.objects) for one in some] for some in self.deletions]
+            return merge_inputs(context, self.job, places, path, self.region, self.now_ms, deletions)
 
         facts = staged_file(context, name, merged)
         return WrittenRange(name, facts.row_count, facts.digest, facts.marks) if facts.row_count else None

@@ -16,7 +16,8 @@ from dormouse.model.cut import Position
 from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges
-from dormouse.model.table import SEQUENCE, is_keyed, stored_condition
+from dormouse.model.stored_conditions import stored_condition
+from dormouse.model.table import SEQUENCE, is_keyed
 from dormouse.reading.executor import query
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
 from dormouse.reading.sql.conditions import type_name

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -20,6 +22,8 @@ from hypothesis import strategies as st
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import sorted_session
+from dormouse.errors import ObjectAlreadyExists
+from dormouse.objects.store import open_store
 from dormouse.reading.row_filter import (
     PLAIN,
     Every,
@@ -27,6 +31,7 @@ from dormouse.reading.row_filter import (
     Filter,
     InRanges,
     IsNull,
+    OneOf,
     Some,
     every,
     in_slices,
@@ -55,7 +60,7 @@ from tests.support.model import (
     Range,
     Schema,
 )
-from tests.support.reading import KeyRanges
+from tests.support.reading import KeyRanges, row_sets
 
 MOMENTS = [
     datetime(1, 1, 1, tzinfo=UTC),
@@ -196,8 +201,38 @@ def alike(draw: st.DrawFn) -> list[Deletion]:
     return found
 
 
+@st.composite
+def listed(draw: st.DrawFn) -> OneOf:
+    """Draws a test of some columns together: most of its rows are in the file."""
+    names = draw(st.lists(st.sampled_from([*FIELDS]), unique=True, max_size=3))
+    names = [*draw(st.sampled_from([[], ["k"], ["k", "w"]])), *names] or ["k"]
+    chance = draw(st.randoms(use_true_random=False))
+    rows = [chance.choice(ROWS) for _ in range(draw(st.integers(1, 40)))]
+    rows = [row if chance.random() < 0.7 else row | {names[-1]: None} for row in rows]
+    rows = [{name: row[name] for name in names} for row in rows]
+    rows = [row for row in rows if None not in (row.get("k", 0), row.get("w", ""))] or rows[:1]
+    fields = [SCHEMA.field(name) for name in names]
+    schema = pa.schema([pa.field(f"c{n}", arrow_type(one.type)) for n, one in enumerate(fields)])
+    columns = [[row[name] for row in rows] for name in names]
+    return OneOf(row_set(pa.table(columns, schema=schema), tuple(fields)))
+
+
+def row_set(table: pa.Table, fields: tuple[Field, ...]) -> row_sets.RowSet:
+    """Returns a set of rows; its file has other names of columns than the table."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.sort_by([(name, "ascending") for name in table.column_names]), sink)
+    content = sink.getvalue().to_pybytes()
+    name = row_sets.content_name("data/", content)
+    objects = open_store(Path(FOLDER.name).as_uri())
+    with suppress(ObjectAlreadyExists):
+        objects.put(name, content)
+    return row_sets.RowSet((name,), tuple(table.column_names), fields, 1, len(table), objects)
+
+
+FOLDER = TemporaryDirectory()
 FILTERS: st.SearchStrategy[Filter] = st.recursive(
     st.one_of(
+        listed(),
         conditions().map(meets),
         st.lists(slices(), min_size=1, max_size=3).map(lambda found: in_slices(SCHEMA, found)),
         st.lists(deletions(), max_size=3).map(lambda found: remains(SCHEMA, found)),

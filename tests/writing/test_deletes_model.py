@@ -40,9 +40,10 @@ from tests.support.api import Instance
 from tests.support.model import Cut
 from tests.support.reading import selects
 from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
-from tests.support.writing import commit_files, open_source, write_leaves
+from tests.support.writing import commit_files, listed_deletions, open_source, write_leaves
 
 EXAMPLES, STEPS = 6, 15
+deletions_of_rows = listed_deletions.deletions_of_rows
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.LONG, nullable=True)]
 )
@@ -66,6 +67,8 @@ WHERE = st.one_of(
     st.builds(lambda t, v: {"t": t, "v": [v, None]}, st.integers(0, 1), st.integers(0, 2)),
     st.builds(lambda v: {"v": dm.Range(max=v)}, st.integers(1, 2)),
 )
+LISTED = st.tuples(ROWS, st.sampled_from(["kt", "tk", "ktv", "vkt"]))
+"""Rows to delete, by some of their columns together."""
 FEW_OF_MANY = st.builds(lambda k, v: [(k, 0, v), *[(k, 1, (v + 1) % 3)] * 20], KEYS, st.integers(0, 2))
 """Loads of 21 rows. Deleting one row of them does not make a job rewrite the file until it is a week old."""
 
@@ -160,6 +163,15 @@ class DeletesMachine(RuleBasedStateMachine):
         self.table.delete(where)
         self.rows = [row for row in self.rows if not is_of(where, row)]
 
+    @rule(listed=LISTED)
+    def delete_listed(self, listed: tuple[list[Row], str]) -> None:
+        """Deletes listed rows: some that were drawn, and every third one that the table has."""
+        rows, names = listed[0] + self.rows[::3], listed[1]
+        for deletion in deletions_of_rows(self.context.followed(), _data(rows).select([*names]).to_batches()):
+            self.context.deletions.record(deletion)
+        gone = {tuple(row["ktv".index(name)] for name in names) for row in rows}
+        self.rows = [row for row in self.rows if tuple(row["ktv".index(n)] for n in names) not in gone]
+
     @rule()
     def begin_jobs(self) -> None:
         self.context.jobs.create()
@@ -194,6 +206,23 @@ class DeletesMachine(RuleBasedStateMachine):
         self.begin_jobs()
         self.delete(where)
         self.end_jobs()
+
+    @rule(rows=ROWS, listed=LISTED)
+    def delete_listed_amid_jobs(self, rows: list[Row], listed: tuple[list[Row], str]) -> None:
+        self.ingest(rows)
+        self.ingest(rows)
+        self.begin_jobs()
+        self.delete_listed(listed)
+        self.end_jobs()
+
+    @rule(listed=LISTED)
+    def delete_listed_between_cuts(self, listed: tuple[list[Row], str]) -> None:
+        self.ingest(listed[0])
+        self.cut()
+        self.delete_listed(listed)
+        self.cut()
+        self.look_back()
+        self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
 
     @rule(rows=ROWS, where=WHERE)
     def erase_amid_jobs(self, rows: list[Row], where: Any) -> None:

@@ -113,7 +113,7 @@ def unique_of(on: Any, source: pa.Table) -> pa.Table:
     """Returns rows of the source of which no two match one row."""
     if on == ["ts"]:
         return table_of([one for one in source.to_pylist() if one["c"] == "a"])
-    return table_of([row(1, s="row 10"), row(500, s=None)]) if on == ["s"] else source
+    return table_of([row(1, s="row 7"), row(500, s=None)]) if on == ["s"] else source
 
 
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
@@ -327,4 +327,4 @@ def test_only_rows_that_concern_a_merge_make_it_run_again(instance: Instance, ke
     assert attempts(when, row(50, "q")) == 2
     assert attempts([*when, NotMatchedBySource("i > 100", delete=True)], row(77, i=5)) == 1
     assert attempts([*when, NotMatchedBySource("i > 100", delete=True)], row(78, i=500)) == 2
-    assert not judged.table.query({"k": 78}).read_all().num_rows
+    assert not judged.table.query({"k": 78, "i": 500}).read_all().num_rows

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from dormouse.data.transform import quoted
-from dormouse.model.region import number_of_value
+from dormouse.model.region import KeyRanges, Range, number_of_value
 from dormouse.model.schema import Field
 from dormouse.model.types import (
     BOOLEAN,
@@ -27,7 +27,8 @@ from dormouse.model.types import (
     DataType,
     time_text,
 )
-from dormouse.reading.row_filter import Engine
+from dormouse.reading.row_filter import Engine, InRanges, every, rendered
+from dormouse.reading.row_sets import RowSet
 
 _TYPES = {
     INT: "INTEGER",
@@ -134,6 +135,18 @@ class DuckDb(Engine[str]):
         )
         return f"({columns}) IN (FROM (VALUES {', '.join(f'({row})' for row in listed)}))"
 
+    def one_of(self, rows: RowSet, ranges: KeyRanges) -> str:
+        # DuckDB compares structs as by IS NOT DISTINCT FROM
+        tested = _struct(map(self._column, rows.fields), rows.fields)
+        listed = _struct(map(quoted, rows.columns), rows.fields)
+        read = f"read_parquet([{', '.join(map(text, rows.local_paths()))}], hive_partitioning = false)"
+        stored = {field.name: quoted(name) for field, name in zip(rows.fields, rows.columns, strict=True)}
+        bounded = [one for one in rows.fields if Range() not in ranges.get(one.name, [Range()])]
+        near = [InRanges(one, tuple(ranges[one.name])) for one in bounded]
+        # row groups of other keys are skipped
+        where = rendered(every(near), DuckDb(lambda field: stored[field.name]))
+        return f"{tested} IN (SELECT {listed} FROM {read} WHERE {where})"
+
     def searched(self, field: Field, point: Any, below: str, rest: str) -> str:
         return f"CASE WHEN {self.compared(field, '<', point)} THEN {below} ELSE {rest} END"
 
@@ -154,6 +167,14 @@ class DuckDb(Engine[str]):
 
     def fails(self, part: str) -> str:
         return f"NOT coalesce({part}, false)"
+
+
+def _struct(columns: Iterable[str], fields: Iterable[Field]) -> str:
+    parts = (
+        f"'c{n}': CAST({one} AS {type_name(field.type)})"
+        for n, (one, field) in enumerate(zip(columns, fields, strict=True))
+    )
+    return f"{{{', '.join(parts)}}}"
 
 
 DUCKDB: Engine[str] = DuckDb()

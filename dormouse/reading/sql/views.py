@@ -24,6 +24,7 @@ from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
 from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import every, in_slices, remains, rendered_unless_all
+from dormouse.reading.row_sets import RowSet
 from dormouse.reading.sql.conditions import DUCKDB, text, type_name
 from dormouse.reading.sql.engine import Sessions, connection
 from dormouse.reading.sql.selects import Select
@@ -103,6 +104,12 @@ def _live_file(context: TableContext, scan: Scan, copies: ObjectStore | None) ->
                 "or call compact(full=True) first"
             )
         objects, name = copies, _copied(objects, name, copies)
+    if listing := [one.deletion_id for one in scan.deletions if isinstance(one.rows, RowSet)]:
+        raise InvalidQuery(
+            f"deletion {listing[0]} of table {context.table.name!r} lists rows, maybe of file "
+            f"{scan.filename!r}, which no condition expresses: call compact(full=True) first, or read the "
+            "table by query, sql or instance.duckdb()"
+        )
     counts = every([in_slices(schema, scan.slices), remains(schema, scan.deletions)])
     path = objects.local_path(name)
     return LiveFile(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import psycopg
 from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
 from dormouse.model.region import decode_value, encode_key
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.model.table import current_condition, given_condition
+from dormouse.model.stored_conditions import current_condition, given_condition
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
@@ -49,15 +49,25 @@ class RecordedDeletion:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsContent:
+    """The Parquet file with the rows that a deletion lists, and its name in the deletion's condition."""
+
+    name: str
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class NewDeletion:
     """A deletion to record: its `where` as JSON, and the bounds of its row keys.
 
-    `by_values` means that the condition names columns that are no keys.
+    `by_values` means that the condition names columns that are no keys. `rows` are those that it lists, if
+    any.
     """
 
     condition: str
     bounds: KeyBounds
     by_values: bool
+    rows: RowsContent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,11 @@ class Deletions:
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
         bounds = deletion.bounds
         values = {**key, **bounds.arrays(), "condition": deletion.condition, "by_values": deletion.by_values}
-        schema = self._own.table.schema
+        listed, schema = deletion.rows, self._own.table.schema
+        values |= {
+            "content_id": None if listed is None else narrow_id(listed.name),
+            "content": None if listed is None else listed.content,
+        }
         values["min_key"] = encoded_beginning(schema, bounds.min_keys)
         values["max_key"] = encoded_beginning(schema, bounds.max_keys)
         is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)

@@ -3,13 +3,21 @@
 select properties ->> 'aggregate' is not null, schema_version from tables where table_id = %(table_id)s for share;
 
 -- name: record
--- Records a deletion, while writers are kept out.
-insert into deletion (table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, epoch)
-select t.table_id, 1 + coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0), %(condition)s,
-    %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(min_key)s, %(max_key)s, %(by_values)s, t.epoch
-from tables t
-where t.table_id = %(table_id)s
-returning deletion_id, deleted_at;
+-- Records a deletion, and the rows that it lists, while writers are kept out.
+with recorded as (
+    insert into deletion (table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, epoch)
+    select t.table_id, 1 + coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0),
+        %(condition)s, %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(min_key)s, %(max_key)s, %(by_values)s, t.epoch
+    from tables t
+    where t.table_id = %(table_id)s
+    returning deletion_id, deleted_at
+), listed as (
+    insert into deletion_content (table_id, content_id, deletion_id, content)
+    select %(table_id)s, %(content_id)s::uuid, deletion_id, %(content)s::bytea
+    from recorded
+    where %(content_id)s::uuid is not null
+)
+select deletion_id, deleted_at from recorded;
 
 -- name: list
 -- A table's deletions, pending ones or all, sorted by number.

@@ -186,7 +186,15 @@ with gone as (
             where h.until > clock_timestamp() and (h.table_id is null or h.table_id = %(table_id)s)
                 and not pg_visible_in_snapshot(d.retired_xid, h.snapshot)
         )
-    returning d.retired_at
+    returning d.retired_at, d.deletion_id, d.added_xid
+), listed_gone as (
+    delete from deletion_content c
+    using gone g
+    where c.table_id = %(table_id)s and c.deletion_id = g.deletion_id and not exists (
+            select from deletion d
+            where d.table_id = c.table_id and d.deletion_id = c.deletion_id
+                and (d.deletion_id, d.added_xid) not in (select deletion_id, added_xid from gone)
+        )
 )
 update tables t
 set history_since = greatest(t.history_since, g.retired_at)

@@ -11,8 +11,12 @@ create table {file_content} (like file_content including all) with (toast_tuple_
 alter table file_content attach partition {file_content} for values in ({table_id});
 
 -- name: contents
--- The bytes of some inlined files.
-select c.file_id, c.content from {file_content} c where c.file_id = any(%(file_ids)s::uuid[]);
+-- The bytes of some inlined files, and of the rows that deletions list.
+select c.file_id, c.content from {file_content} c where c.file_id = any(%(file_ids)s::uuid[])
+union all
+select c.content_id, c.content
+from deletion_content c
+where c.table_id = %(table_id)s and c.content_id = any(%(file_ids)s::uuid[]);
 
 -- name: inlined_total
 -- The number and the bytes of the inlined files.

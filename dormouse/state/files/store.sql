@@ -365,6 +365,7 @@ totals_void as (
     on conflict (table_id, purpose) do update set whole_at = null, version = w.version + 1
 ),
 deletions_gone as (delete from deletion where table_id = %(table_id)s),
+listed_gone as (delete from deletion_content where table_id = %(table_id)s),
 differences_gone as (delete from difference where table_id = %(table_id)s),
 rounds_gone as (delete from last_round where table_id = %(table_id)s),
 contents_gone as (delete from {file_content})
