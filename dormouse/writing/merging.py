@@ -26,6 +26,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed, unchecked
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import INT, LONG, DataType, Field
+from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import in_slices, rendered
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.moments import microseconds
@@ -34,6 +35,7 @@ from dormouse.reading.sql.scalars import SOURCE, TARGET, columns_text, reference
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.statements import sql
 from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.where import Question
 from dormouse.sources.infer import columns_of
 from dormouse.sources.source import open_source, unkeyed
 from dormouse.state.context import TableContext
@@ -60,6 +62,8 @@ _ROW = "__row"
 """The column with the number of each row of the source."""
 VALUES_MAX = 10_000
 """The most values of a column that are looked for one by one; more are looked for as a range."""
+LOOKED_UP_MAX = 2_000
+"""The most values of a row key for which the rows of the table are looked up before they are joined."""
 _INTS = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -204,6 +208,13 @@ class PartialUpsert(Merge):
         return [Field(name, known.field(name).type, nullable=name != self._deletes) for name in columns]
 
 
+def _are_few(ranges: KeyRanges, schema: Schema) -> bool:
+    """Returns whether ranges are a few values of the first row key, or of the first few."""
+    names = schema.row_key_names
+    is_listed = names[0] in ranges and all(item.is_exact for name in ranges for item in ranges[name])
+    return is_listed and all(len(ranges[name]) <= LOOKED_UP_MAX for name in ranges)
+
+
 def _check_cases(what: str, whose: str, names: Sequence[str] | Mapping[str, DataType]) -> None:
     seen: dict[str, str] = {}
     for name in names:
@@ -323,7 +334,10 @@ class _Computation:
         matches_one = self._is_unique([column for _, column in self._clauses.equated().items()])
         checks_twice = self._acts("matched") and not matches_one
         statement = self._statement(checks_twice=checks_twice)
-        found = self._rows.read(statement, ranges, {SOURCE: self._given.rows})
+        staged = {SOURCE: self._given.rows}
+        if _are_few(ranges, self._schema):
+            staged[TARGET] = self._looked_up(ranges)
+        found = self._rows.read(statement, ranges, staged)
         while True:
             with self._naming():
                 batch = next(found, None)
@@ -344,6 +358,12 @@ class _Computation:
                     table=self._context.table.name,
                 )
             yield self._edited(clauses, new, before, outcome)
+
+    def _looked_up(self, ranges: KeyRanges) -> Staged:
+        """Returns the rows of the table with some keys. A query finds a few of them faster than DuckDB."""
+        context = self._rows.context
+        found = rows_of(context, Question(ranges, (), context.schema.names))
+        return Staged(context.objects, found.schema).add_all(found)
 
     def _edited(
         self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, before: pa.RecordBatch, outcome: Outcome

@@ -28,6 +28,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.cut import Position
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
 from dormouse.objects.ledger import sweep, unknown_pages
@@ -98,7 +99,8 @@ NO_TABLE = 0
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
-_PLAN = Statement(_QUERIES["plan"].on())
+_PLAN, _OLDER = (Statement(_QUERIES[name].on()) for name in ("plan", "older"))
+OLDER_SECONDS_MAX = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,22 @@ class WriteAttempts:
         place = Place(sequence, last, taken_at) if has_place else None
         attempt = WriteAttempt(table.table_id, attempt_id, prefix, table.uuid, place, version, last)
         return attempt, Position(epoch, snapshot, taken_at)
+
+    def wait_for_older(self, attempt: WriteAttempt) -> None:
+        """Waits for the loads of a keyed table that began before a planned attempt, for some seconds.
+
+        When they commit first, the attempt's edit sees the rows that they added. Otherwise they count as
+        older than rows that the edit inserts.
+        """
+        if attempt.place is None:
+            return
+        values = {"table_id": attempt.table_id, "sequence": attempt.place.sequence}
+        for _ in tries(OLDER_SECONDS_MAX, pause=partial(backoff_seconds, seconds_min=0.01, seconds_max=0.2)):
+            older = run_statement(
+                self._supplier, lambda conn: _OLDER.fetch(conn, values), operation="find older loads"
+            )
+            if not older[0][0]:
+                return
 
     def confirm(self, attempt: WriteAttempt) -> None:
         """Makes an attempt durable.

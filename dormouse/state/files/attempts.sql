@@ -41,6 +41,14 @@ select
 from tables
 where table_id = %(table_id)s;
 
+-- name: older
+-- Whether a load is open that began before a place was taken.
+select exists (
+    select from write_attempt
+    where table_id = %(table_id)s and sequence < %(sequence)s and sequence > 0
+        and abandoned_at is null and finished_at is null
+);
+
 -- name: announce
 -- Announces a planned writer before it writes its first object. Not if rows were deleted since it was planned, as an erasure
 -- may have looked for writers.

@@ -60,13 +60,17 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end."""
+    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end.
+
+    For `leftovers`, see `WriteAttempts.finish`.
+    """
 
     store: FileReferenceStore
     files: Sequence[FileWithReferences] = ()
     deletions: Sequence[NewDeletion] = ()
     reads: Sequence[Read] = ()
     attempts: Sequence[str] = ()
+    leftovers: bool = False
 
     @property
     def table_id(self) -> int:
@@ -88,9 +92,9 @@ class Disturbance:
 class Disturbed(Exception):
     """Nothing was committed, because of some disturbances."""
 
-    def __init__(self, found: Sequence[Disturbance]) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, disturbances: Sequence[Disturbance]) -> None:
+        super().__init__(disturbances)
+        self.disturbances = disturbances
 
 
 class _AppliedBefore(Exception):
@@ -116,9 +120,10 @@ def commit(
     ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        for statement, values in (lock for number in ordered for lock in _locks(parts[number])):
-            statement.execute(conn, values)
-        if _is_applied(conn, parts, commit_id):
+        for number in ordered:
+            part = parts[number]
+            part.store.own.following(partial(_lock, conn, part), conn)
+        if parts and parts[0].store.is_applied(commit_id, conn):
             raise _AppliedBefore
         found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
         if found and (concern is None or (found := list(concern(found)))):
@@ -130,22 +135,22 @@ def commit(
     try:
         # at read committed, whatever the tables' isolation: the looks must be later than the locks
         run = run_alone if any(part.deletions for part in parts) else run_transaction
-        once = partial(run, supplier, work, operation="edit rows")
-        parts[ordered[0]].store.own.following(once) if parts else once()
+        run(supplier, work, operation="edit rows")
     except _AppliedBefore:
         return False
     return True
 
 
 def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
-    """Commits parts without deletions as `commit` does, in one round trip; returns whether it did.
+    """Commits parts without deletions or leftovers like `commit`, in one round trip; returns whether it did.
 
     Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
     """
     wholes = []
     for part in sorted(parts, key=lambda part: part.table_id):
         add = Commit(part.files, commit_id, expires=False, same_content=False)
-        whole = None if part.deletions else part.store.whole("add_files", [add], ending=part.attempts)
+        is_plain = not part.deletions and not part.leftovers
+        whole = part.store.whole("add_files", [add], ending=part.attempts) if is_plain else None
         if whole is None:
             return False
         wholes.append((part, whole))
@@ -180,8 +185,9 @@ def _locks(part: Part) -> list[Call]:
     return locks
 
 
-def _is_applied(conn: psycopg.Connection[Any], parts: Sequence[Part], commit_id: str) -> bool:
-    return any(part.store.is_applied(commit_id, conn) for part in parts[:1])
+def _lock(conn: psycopg.Connection[Any], part: Part) -> None:
+    for statement, values in _locks(part):
+        statement.execute(conn, values)
 
 
 def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
@@ -205,4 +211,4 @@ def _apply(conn: psycopg.Connection[Any], part: Part, commit_id: str) -> None:
         error: DormouseError = result.error
         raise error
     if part.attempts:
-        WriteAttempts.finish(conn, part.table_id, list(part.attempts))
+        WriteAttempts.finish(conn, part.table_id, list(part.attempts), leftovers=part.leftovers)
