@@ -96,7 +96,7 @@ BENCHMARK = Benchmark(
             {f"upsert_{count}_vs_{{}}": f"{count:,} rows" for count in COUNTS},
             "upserts: theirs ÷ ours",
         ),
-        Grid(_OF_EDITS, {f"{edit}_ms_{{}}": f"{what}, ms" for edit, what in EDITS.items()}, "edits"),
+        Grid(EDITS, {f"{{}}_ms_{name}": label for name, label in _OF_EDITS.items()}, "edits, ms"),
         Grid(
             {(edit, ours): f"{what}; {_OF_EDITS[ours]}" for edit, what in EDITS.items() for ours in OURS},
             {f"{{}}_{{}}_vs_{peer}": label for peer, label in _OF_PEERS.items()},
@@ -108,7 +108,7 @@ BENCHMARK = Benchmark(
             "edits: theirs ÷ ours, the smallest of all updates and of both tables",
         ),
         Grid(_NAMES, {"failed_{}": "refused", "tried_{}": "of"}, "edits during compactions"),
-        Grid(_OF_EDITS, {f"{kind}_beside_ms_{{}}": f"{kind}, ms" for kind in BESIDE}),
+        Grid(_OF_EDITS, {f"{kind}_beside_ms_{{}}": f"{kind}, ms" for kind in BESIDE}, "those that were not"),
         Grid(
             {
                 (case, side.name): f"{what}; {side.label}"

@@ -43,7 +43,7 @@ def updates(plan: Plan, tell: Tell) -> Figures:
     with _edited(plan, tell, fill) as sides:
         for first, (edit, kind) in enumerate(zip(UPDATES, KINDS, strict=True), 1):
             times: Times = {}
-            for number, (name, side) in turns([*sides.items()], plan.rounds):
+            for number, (name, side) in turns([*sides.items()], plan.rounds + 1):
                 tell(f"{side.label}: {UPDATES[edit]}")
                 rows, table = chosen(kind, number, plan.rows), f"t_{name}"
                 before = side.count(table, rows)
@@ -58,7 +58,7 @@ def merges(plan: Plan, tell: Tell) -> Figures:
     """Measures merges whose rows are spread over all keys of the table."""
     times: Times = {}
     with _edited(plan, tell, fill_even) as sides:
-        for number, (name, side) in turns([*sides.items()], plan.rounds):
+        for number, (name, side) in turns([*sides.items()], plan.rounds + 1):
             tell(f"{side.label}: {EDITS[MERGE]}")
             rows, table = merged(number, plan.rows), f"t_{name}"
             times.setdefault(name, []).append(seconds_of(side.merge, table, rows))
@@ -112,13 +112,17 @@ def _expect(side: Side, table: str, rows: Rows, wanted: int) -> None:
 
 
 def _figures(edit: str, times: Times) -> Figures:
-    """Returns the milliseconds of each system, and the ratios of each peer to each of our tables."""
+    """Returns the milliseconds of each system, and the ratios of each peer to each of our tables.
+
+    The first round, in which modules are imported and plans are made, does not count.
+    """
+    counted = {name: each[1:] for name, each in times.items()}
     found: Figures = {
-        f"{edit}_ms_{name}": round(percentile(each, 50) * 1_000, 3) for name, each in times.items()
+        f"{edit}_ms_{name}": round(percentile(each, 50) * 1_000, 3) for name, each in counted.items()
     }
     for ours in OURS:
         for peer in PEERS:
-            ratio = median_ratio(times[peer.name], times[ours])
+            ratio = median_ratio(counted[peer.name], counted[ours])
             found[f"{edit}_{ours}_vs_{peer.name}"] = round(ratio, 3)
     return found
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidInput, TableNotFound
 from dormouse.model.loops import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -174,11 +174,20 @@ class Transaction:
 
     def _add(self, name: str, change: Callable[[Tables], Change], table: Table | None = None) -> None:
         self._check_usable()
-        table = table or self._find(name)
+        known = None if table is not None else self._tables.remembered.get(name)
+        context = known or (table or self._find(name)).context
         if self._is_repeated is None:
-            self._is_repeated = not self._edit.is_new and self._edit.is_applied(table.context)
-        if not self._is_repeated:
-            self._edit.add(table.context, change(self._tables))
+            self._is_repeated = not self._edit.is_new and self._edit.is_applied(context)
+        if self._is_repeated:
+            return
+        made = change(self._tables)
+        if known is not None and made.reads_its_keys:
+            with suppress(TableNotFound):  # another table has the name now
+                self._edit.add(context.newest_known, made, name)
+                return
+        fresh = (table or self._find(name)).context
+        self._edit.add(fresh, made)
+        self._tables.remember(name, fresh)
 
     def _check_usable(self) -> None:
         """Notes that the transaction is used. Raises `InvalidInput` if it cannot be."""

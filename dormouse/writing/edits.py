@@ -242,13 +242,14 @@ class Edit:
         """Returns whether this edit was applied before, by what a table records."""
         return context.store.is_applied(self._commit_id)
 
-    def add(self, context: TableContext, change: Change) -> Computed:
+    def add(self, context: TableContext, change: Change, name: str | None = None) -> Computed:
         """Computes a change, which `commit` commits. Raises the errors of its `compute`, and `InvalidInput`.
 
-        A change must not depend on rows that an earlier change of the same edit wrote.
+        A change must not depend on rows that an earlier change of the same edit wrote. With a `name`, raises
+        `TableNotFound` if it is not the table's name.
         """
         check_may_edit(context)
-        planned = self._computed(context, change)
+        planned = self._computed(context, change, name)
         for earlier in self._planned:
             if earlier.context.table.table_id == context.table.table_id:
                 _check_apart(earlier, planned)
@@ -369,12 +370,12 @@ class Edit:
             if planned.attempt.place is not None and planned.computed.concern is None
         ]
 
-    def _computed(self, context: TableContext, change: Change) -> _Planned:
+    def _computed(self, context: TableContext, change: Change, name: str | None = None) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""
 
         def once(known: TableContext) -> _Planned:
             if change.reads_its_keys or not is_keyed(known.properties):
-                attempt, at = known.attempts.plan(known.table)
+                attempt, at = known.attempts.plan(known.table, name)
             else:
                 attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
             current, attempt = known.writing_for(attempt)

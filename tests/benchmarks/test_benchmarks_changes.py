@@ -75,7 +75,7 @@ def test_upserts_have_existing_keys() -> None:
 
 def test_a_merge_has_nine_tenths_existing_keys_all_over_the_table() -> None:
     for plan in (Plan(), quick(Plan)):
-        for rows, rounds in ((plan.rows, plan.rounds), (plan.rows // TABLE_SHARE, plan.beside)):
+        for rows, rounds in ((plan.rows, plan.rounds + 1), (plan.rows // TABLE_SHARE, plan.beside)):
             merges_ = [merged(number, rows)["k"].to_numpy() for number in range(rounds)]
             new = [key for keys in merges_ for key in keys if key % 2]
             assert len(set(new)) == len(new) == NEW * rounds
@@ -150,6 +150,6 @@ def test_transfers_that_are_made_in_half_are_counted() -> None:
         for side in (Keyed(place), Halving(place)):
             side.set_up()
             result, lost = transferred(side, "t", "1", 0.5)
-            assert result.commits > 0
+            assert result.latencies
             assert result.refused == 0
             assert (lost > 0) == isinstance(side, Halving)

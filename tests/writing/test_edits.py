@@ -320,3 +320,17 @@ def test_a_merge_sees_the_rows_of_a_load_that_began_before_it(instance: Instance
         commit()
         merged.result()
     assert seen(table)[2] == 8
+
+
+def test_a_transaction_finds_tables_by_their_present_names(instance: Instance) -> None:
+    made(instance)
+    with instance.transaction() as tx:
+        tx.update("t", {"k": 20}, {"v": 1})
+    other = dm.connect(instance._tables.dsn, instance.objects.url)
+    with other:
+        other.rename_table("t", "old")
+        other.create_table("t", SCHEMA).ingest([{"k": 20, "v": 7}])
+    with instance.transaction() as tx:
+        tx.update("t", {"k": 20}, {"v": dm.sql("v + 1")})
+    assert seen(instance.table("t")) == {20: 8}
+    assert seen(instance.table("old"))[20] == 1

@@ -196,15 +196,17 @@ class WriteAttempts:
         place = Place(*places[0]) if places else None
         return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place, rows[0][1])
 
-    def plan(self, table: TableRecord) -> tuple[WriteAttempt, Position]:
+    def plan(self, table: TableRecord, name: str | None = None) -> tuple[WriteAttempt, Position]:
         """Returns an attempt that is not recorded, and the present position of the table.
+
+        If a `name` is given, the table must still have it.
 
         It may commit files that inline their rows, if its commit checks that no other commit changed rows of
         its keys since. Call `confirm` before it writes an object. Raises `TableNotFound`.
         """
         attempt_id, has_place = uuid.uuid4().hex, is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
-        values["has_place"] = has_place
+        values |= {"has_place": has_place, "name": name}
         rows = run_statement(self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit")
         if not rows:
             raise TableNotFound.gone(table.name)

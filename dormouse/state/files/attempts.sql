@@ -39,7 +39,7 @@ select
     (select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s),
     clock_timestamp(), epoch, pg_current_snapshot()::text
 from tables
-where table_id = %(table_id)s;
+where table_id = %(table_id)s and (%(name)s::text is null or name = %(name)s);
 
 -- name: older
 -- Whether a load is open that began before a place was taken.
