@@ -187,7 +187,9 @@ class _Planned:
 class Edit:
     """Changes of one or more tables that are committed together, once for each id. One thread uses it.
 
-    Use it as a context manager: changes that are not committed at the end of the block leave nothing.
+    Use it as a context manager: changes that are not committed at the end of the block leave nothing. With
+    `leftovers`, each change confirms its attempt, and other processes may still write objects of it; see
+    `WriteAttempts.finish`.
     """
 
     def __init__(
@@ -196,8 +198,11 @@ class Edit:
         edit_id: str | None,
         kind: str = "edit",
         attempts_max: int = ATTEMPTS_MAX,
+        *,
+        leftovers: bool = False,
     ) -> None:
         self._supplier = supplier
+        self._leftovers = leftovers
         if not isinstance(attempts_max, int) or isinstance(attempts_max, bool) or attempts_max < 1:
             raise InvalidInput(f"attempts_max must be a whole number of attempts, not {attempts_max!r}")
         self.is_new = edit_id is None
@@ -217,7 +222,7 @@ class Edit:
         if kind is not None and issubclass(kind, CommitOutcomeUnknown):
             return  # the files may be live; collection decides
         for context, attempt in self._open:
-            context.attempts.discard(attempt)
+            context.attempts.discard(attempt, leftovers=self._leftovers)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -237,13 +242,14 @@ class Edit:
         """Returns whether this edit was applied before, by what a table records."""
         return context.store.is_applied(self._commit_id)
 
-    def add(self, context: TableContext, change: Change) -> Computed:
+    def add(self, context: TableContext, change: Change, name: str | None = None) -> Computed:
         """Computes a change, which `commit` commits. Raises the errors of its `compute`, and `InvalidInput`.
 
-        A change must not depend on rows that an earlier change of the same edit wrote.
+        A change must not depend on rows that an earlier change of the same edit wrote. With a `name`, raises
+        `TableNotFound` if it is not the table's name.
         """
         check_may_edit(context)
-        planned = self._computed(context, change)
+        planned = self._computed(context, change, name)
         for earlier in self._planned:
             if earlier.context.table.table_id == context.table.table_id:
                 _check_apart(earlier, planned)
@@ -262,14 +268,18 @@ class Edit:
         """
         looks = moves = 0
         while self._planned or self._works:
+            for planned in self._planned:
+                if planned.computed.concern is not None and planned.computed.counts.get("inserted"):
+                    planned.context.attempts.wait_for_older(planned.attempt)
             concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
                 applied = self._committed(self._parts(), concern)
             except Disturbed as disturbed:
-                found = disturbed.found if concern is not None else self._concerned(disturbed.found)
+                found = disturbed.disturbances
+                concerned = found if concern is not None else self._concerned(found)
                 looks += 1
-                if found:
-                    self._compute_again(found)
+                if concerned:
+                    self._compute_again(concerned)
                     looks = 0
             except SchemaMoved:
                 moves += 1
@@ -278,7 +288,7 @@ class Edit:
                 self._compute_again([])
             else:
                 if applied:
-                    self._open.clear()
+                    self._close()
                 return applied
         return True
 
@@ -300,20 +310,23 @@ class Edit:
                     [replace(file, deletions_till=None) for one in some for file in one.computed.files],
                     [deletion for one in some for deletion in one.computed.deletions],
                     [one.read for one in some if one.read is not None],
-                    [one.attempt.attempt_id for one in some if one.is_recorded],
+                    [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
+                    self._leftovers,
                 )
             )
         return parts
 
-    def _of(self, found: Disturbance) -> int:
+    def _of(self, disturbance: Disturbance) -> int:
         """Returns the number of the change whose read was disturbed."""
-        numbers = self._groups()[found.part]
-        return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
+        numbers = self._groups()[disturbance.part]
+        return [n for n in numbers if self._planned[n].computed.concern is not None][disturbance.read]
 
-    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
+    def _concerned(
+        self, disturbances: Sequence[Disturbance], supplier: Supplier | None = None
+    ) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
         concerned = []
-        for one in found:
+        for one in disturbances:
             planned = self._planned[self._of(one)]
             context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
             till = now(context, planned.at)
@@ -323,21 +336,21 @@ class Edit:
                 planned.at = till
         return concerned
 
-    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+    def _concerned_at_once(self, disturbances: Sequence[Disturbance]) -> list[Disturbance]:
         """Returns the same while this edit has its locks.
 
         Uses other connections than this process has, which may all wait for these locks.
         """
         dsn = self._planned[0].context.dsn
         with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
-            return self._concerned(found, apart)
+            return self._concerned(disturbances, apart)
 
-    def _compute_again(self, found: Sequence[Disturbance]) -> None:
+    def _compute_again(self, concerned: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(set(map(self._of, found)).union(self._loads())) if found else self._all()
-        if found and self.attempts >= self._attempts_max:
+        numbers = sorted(set(map(self._of, concerned)).union(self._loads())) if concerned else self._all()
+        if concerned and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
-        self.attempts += bool(found)
+        self.attempts += bool(concerned)
         for number in numbers:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
@@ -357,12 +370,12 @@ class Edit:
             if planned.attempt.place is not None and planned.computed.concern is None
         ]
 
-    def _computed(self, context: TableContext, change: Change) -> _Planned:
+    def _computed(self, context: TableContext, change: Change, name: str | None = None) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""
 
         def once(known: TableContext) -> _Planned:
             if change.reads_its_keys or not is_keyed(known.properties):
-                attempt, at = known.attempts.plan(known.table)
+                attempt, at = known.attempts.plan(known.table, name)
             else:
                 attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
             current, attempt = known.writing_for(attempt)
@@ -384,7 +397,13 @@ class Edit:
 
     def _discard(self, context: TableContext, attempt: WriteAttempt) -> None:
         self._open.remove((context, attempt))
-        context.attempts.discard(attempt)
+        context.attempts.discard(attempt, leftovers=self._leftovers)
+
+    def _close(self) -> None:
+        """Forgets the attempts that a commit ended."""
+        for context, attempt in self._open if self._leftovers else ():
+            context.attempts.delete_leftovers(attempt, context.store.own)
+        self._open.clear()
 
     def _along(self, conn: psycopg.Connection[Any]) -> None:
         for work in self._works:
@@ -460,8 +479,8 @@ def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch 
     return rows.to_batches()[0] if rows.num_rows else None
 
 
-def _meet(one: Span, other: Span) -> bool:
-    return not (_is_above(one[0], other[1]) or _is_above(other[0], one[1]))
+def _meet(left: Span, right: Span) -> bool:
+    return not (_is_above(left[0], right[1]) or _is_above(right[0], left[1]))
 
 
 def span_of(schema: Schema, deletion: NewDeletion) -> Span:

@@ -161,6 +161,19 @@ def test_a_merge_of_many_rows_streams(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_rows_with_keys_far_apart_are_looked_up(instance: Instance, keep: str) -> None:
+    judged = Judged(instance, [row(k * 5_000) for k in range(200)], keep=keep)
+    source = table_of([row(k * 5_000, i=k) for k in range(0, 400, 7)])
+    merge = Merge(judged.sessions, source, KEYS, [Matched("t.f", delete=True), Matched(update=["i"])])
+    judged.edit(
+        merge, f"MERGE INTO t USING s ON ({ON}) WHEN MATCHED AND t.f THEN DELETE {UPDATE_I}", s=source
+    )
+    merge = Merge(judged.sessions, source, KEYS, [Matched(update="*"), NotMatched(insert="*")])
+    counts = judged.edit(merge, f"MERGE INTO t USING s ON ({ON}) {UPDATE} {INSERT}", s=source)
+    assert counts["inserted"] and counts["updated"]
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_a_row_that_two_rows_would_change_is_refused(instance: Instance, keep: str) -> None:
     judged = Judged(instance, TARGET, keep=keep)
     context = judged.table.context

@@ -33,7 +33,10 @@ _QUERIES = load(__package__ or "", "edits")
 _PARTS = {name: _QUERIES[name] for name in ("added", "near", "events")}
 _DISTURBED, _CHECK = (_QUERIES[name].including(**_PARTS) for name in ("disturbed", "check_undisturbed"))
 _LOCK_TABLE, _LOCK_KEYS = (Statement(_QUERIES[name].on()) for name in ("lock_table", "lock_keys"))
-_IN_THE_WAY = (pg.UniqueViolation, pg.UndefinedTable, pg.InvalidSqlStatementName)
+_WAITING = {
+    name: Statement(_QUERIES[name].on()) for name in ("wait_briefly", "wait_at_length", "wait_as_before")
+}
+_IN_THE_WAY = (pg.UniqueViolation, pg.UndefinedTable, pg.InvalidSqlStatementName, pg.LockNotAvailable)
 Span = tuple[bytes, bytes]
 """The smallest and the largest possible key of some rows; the ends may be only beginnings of keys."""
 
@@ -60,13 +63,17 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end."""
+    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end.
+
+    For `leftovers`, see `WriteAttempts.finish`.
+    """
 
     store: FileReferenceStore
     files: Sequence[FileWithReferences] = ()
     deletions: Sequence[NewDeletion] = ()
     reads: Sequence[Read] = ()
     attempts: Sequence[str] = ()
+    leftovers: bool = False
 
     @property
     def table_id(self) -> int:
@@ -88,9 +95,9 @@ class Disturbance:
 class Disturbed(Exception):
     """Nothing was committed, because of some disturbances."""
 
-    def __init__(self, found: Sequence[Disturbance]) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, disturbances: Sequence[Disturbance]) -> None:
+        super().__init__(disturbances)
+        self.disturbances = disturbances
 
 
 class _AppliedBefore(Exception):
@@ -116,9 +123,10 @@ def commit(
     ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        for statement, values in (lock for number in ordered for lock in _locks(parts[number])):
-            statement.execute(conn, values)
-        if _is_applied(conn, parts, commit_id):
+        for number in ordered:
+            part = parts[number]
+            part.store.own.following(partial(_lock, conn, part), conn)
+        if parts and parts[0].store.is_applied(commit_id, conn):
             raise _AppliedBefore
         found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
         if found and (concern is None or (found := list(concern(found)))):
@@ -130,32 +138,33 @@ def commit(
     try:
         # at read committed, whatever the tables' isolation: the looks must be later than the locks
         run = run_alone if any(part.deletions for part in parts) else run_transaction
-        once = partial(run, supplier, work, operation="edit rows")
-        parts[ordered[0]].store.own.following(once) if parts else once()
+        run(supplier, work, operation="edit rows")
     except _AppliedBefore:
         return False
     return True
 
 
 def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
-    """Commits parts without deletions as `commit` does, in one round trip; returns whether it did.
+    """Commits parts without leftovers like `commit`, in one round trip; returns whether it did.
 
     Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
     """
     wholes = []
     for part in sorted(parts, key=lambda part: part.table_id):
         add = Commit(part.files, commit_id, expires=False, same_content=False)
-        whole = None if part.deletions else part.store.whole("add_files", [add], ending=part.attempts)
+        whole = None if part.leftovers else part.store.whole("add_files", [add], ending=part.attempts)
         if whole is None:
             return False
         wholes.append((part, whole))
 
     def work(conn: psycopg.Connection[Any]) -> bool:
-        calls: list[Call] = [lock for part, _ in wholes for lock in _locks(part)]
+        calls: list[Call] = [lock for part, _ in wholes for lock in _locks(part, at_once=True)]
         for part, _ in wholes:
             own = part.store.own
             calls += [(own.statement_of(_CHECK), own.values(read.values)) for read in part.reads]
-        calls += [(whole.statement, whole.values) for _, whole in wholes]
+        for part, whole in wholes:
+            calls += [Deletions(part.store).record_whole(deletion) for deletion in part.deletions]
+            calls.append((whole.statement, whole.values))
         error = execute_together(conn, calls)
         if error is None or error.sqlstate == NOT_WHOLE or isinstance(error, _IN_THE_WAY):
             return error is None
@@ -164,24 +173,32 @@ def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) ->
     return run_statement(supplier, work, operation="edit rows")
 
 
-def _locks(part: Part) -> list[Call]:
+def _locks(part: Part, *, at_once: bool = False) -> list[Call]:
     """Returns the calls that wait for edits that may change the same rows, and for deletions.
 
-    If the part records a deletion, they wait for all writers. Without that, a deletion could come after the
-    check and before the new files, and not apply to these.
+    If the part records a deletion, they wait for all writers, `at_once` only briefly, as writers that come
+    later wait behind it. Without these locks, a deletion could come after the check and before the new files,
+    and not apply to these.
     """
-    own = part.store.own
-    locks: list[Call] = [(own.statement("keep_writers_out" if part.deletions else "wait_for_deletions"), {})]
+    locks: list[Call] = []
     spans = [span for read in part.reads for span in read.spans]
     if spans or part.deletions:
         are_keys = not part.deletions and all(read.are_keys for read in part.reads) and len(spans) <= KEYS_MAX
         values = {"table_id": part.table_id, "min_keys": bytes_([low for low, _ in spans])}
+        # edits wait for each other in a queue, as long as it takes
         locks.append((_LOCK_KEYS if are_keys else _LOCK_TABLE, values))
-    return locks
+    own = part.store.own
+    if not part.deletions:
+        return [*locks, (own.statement("wait_for_deletions"), {})]
+    keep_out: Call = (own.statement("keep_writers_out"), {})
+    if at_once:
+        return [*locks, (_WAITING["wait_briefly"], {}), keep_out, (_WAITING["wait_as_before"], {})]
+    return [(_WAITING["wait_at_length"], {}), *locks, (_WAITING["wait_as_before"], {}), keep_out]
 
 
-def _is_applied(conn: psycopg.Connection[Any], parts: Sequence[Part], commit_id: str) -> bool:
-    return any(part.store.is_applied(commit_id, conn) for part in parts[:1])
+def _lock(conn: psycopg.Connection[Any], part: Part) -> None:
+    for statement, values in _locks(part):
+        statement.execute(conn, values)
 
 
 def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
@@ -205,4 +222,4 @@ def _apply(conn: psycopg.Connection[Any], part: Part, commit_id: str) -> None:
         error: DormouseError = result.error
         raise error
     if part.attempts:
-        WriteAttempts.finish(conn, part.table_id, list(part.attempts))
+        WriteAttempts.finish(conn, part.table_id, list(part.attempts), leftovers=part.leftovers)
