@@ -44,7 +44,7 @@ JSON object.
 | `scale` | the time and memory of maintenance as a table grows to millions of references |
 | `maintenance` | the processor time of a round of maintenance over 500 tables without work |
 | `peers` | the commits per second to one table, compared with DuckLake, delta-rs and PyIceberg |
-| `changes` | the time of deletes and upserts, compared with DuckLake, delta-rs and PyIceberg |
+| `changes` | the time of deletes, updates, merges, upserts and transfers, compared with DuckLake, delta-rs and PyIceberg |
 | `small` | the one-row commits per second, compared with DuckLake, delta-rs and PyIceberg, and what they cost readers |
 | `durability` | the cost of protection against corrupted files |
 | `verified_reads` | the cost of comparing digests in reads |

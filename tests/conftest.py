@@ -69,7 +69,7 @@ SPARK = (
     "test_key_order_spark", "test_s3", "test_demo_in_process", "test_spark_source", "test_spark_streams",
     "test_keyed_spark", "test_reshaping_writers", "test_reshaping_races",
     "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
-    "test_row_filter", "test_spark_functions",
+    "test_row_filter", "test_spark_functions", "test_spark_merge",
 )  # fmt: skip
 # a Java process of the tests lives for seconds: compile quickly, and skip the verification of Spark's jars
 HURRY = (

@@ -118,8 +118,9 @@ class Judged:
         return edit.counts
 
     def check(self, why: str = "") -> None:
-        expected = counted(self.judge.execute(f"SELECT {COLUMNS} FROM t").to_arrow_table())
+        columns = ", ".join(self.table.schema.names)
+        expected = counted(self.judge.execute(f"SELECT {columns} FROM t").to_arrow_table())
         assert counted(self.table.query().read_all()) == expected, why
         assert (
-            counted(self.instance.sql(f"SELECT {COLUMNS} FROM {self.table.name}").read_all()) == expected
+            counted(self.instance.sql(f"SELECT {columns} FROM {self.table.name}").read_all()) == expected
         ), why

@@ -1,34 +1,18 @@
-"""Deletes: their duration, their refusals during compactions, and the slowdown of later look-ups."""
+"""Deletes: their duration, and the slowdown of later look-ups."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from threading import Event, Thread
+from collections.abc import Sequence
 from time import perf_counter
 
 from benchmarks.changes.plan import Plan
-from benchmarks.changes.sides import (
-    PEERS,
-    Dormouse,
-    DuckLake,
-    Keyed,
-    Rows,
-    Side,
-    fill,
-    opened,
-    rows_of,
-    seconds_of,
-)
+from benchmarks.changes.sides import PEERS, Dormouse, Rows, Side, fill, opened, seconds_of
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.report import median_ratio, percentile, turns
-from benchmarks.peers.peer import Refused
 
 DELETIONS = 1_000
 LOOKUPS = 40
-BESIDE_SECONDS_MAX = 12.0
-"""The longest time for one kind of change during compactions, in which slow changes are tried less often."""
 KINDS = {"key": "one key", "range": "a range of 1,000 keys", "value": "1 % of the rows by a value"}
 Times = dict[tuple[str, str], list[float]]
 
@@ -83,66 +67,6 @@ def chosen(kind: str, number: int, rows: int) -> Rows:
     if kind == "value":
         return Rows(value=number)
     return Rows(start, start + 1) if kind == "key" else Rows(start + 10, start + 1_010)
-
-
-def beside(plan: Plan, tell: Tell) -> Figures:
-    """Counts the deletes, and the upserts of 1,000 rows, that are refused during compactions.
-
-    The table has a twentieth of the plan's rows. PyIceberg has no compaction, so its thread only loads rows.
-    """
-    refused: dict[str, int] = {}
-    tried: dict[str, int] = {}
-    sides: tuple[type[Side], ...] = (Dormouse, Keyed, *PEERS)
-    for made in sides:
-        with opened(made) as [side]:
-            tell(f"{side.label}: changes during compactions")
-            fill(side, "t", plan.rows // 20)
-            kinds = (_delete,) if made is Dormouse else (_delete, _upsert)
-            for kind in kinds:
-                found = _refused(side, plan, kind)
-                for counted, count in zip((refused, tried), found, strict=True):
-                    counted[side.name] = counted.get(side.name, 0) + count
-    figures: Figures = {"failed": refused["dormouse"]}
-    figures |= {f"failed_{name}": count for name, count in refused.items()}
-    return figures | {f"tried_{name}": count for name, count in tried.items()}
-
-
-def _delete(side: Side, number: int) -> None:
-    side.delete("t", Rows(number * 100, number * 100 + 1))
-
-
-def _upsert(side: Side, number: int) -> None:
-    side.upsert("t", rows_of(number * 1_000, 1_000))
-
-
-def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> tuple[int, int]:
-    """Makes changes while a thread compacts; returns the numbers of refused and of tried changes."""
-    over, refused, tried = Event(), 0, 0
-
-    def compact() -> None:
-        number = 0
-        while not over.is_set():
-            number += 1
-            with suppress(Refused):
-                # a connection of DuckDB may be used by one thread only
-                if not isinstance(side, DuckLake):
-                    side.load("t", rows_of(plan.rows + 1_000 * number, 1_000))
-                side.compact("t")
-
-    thread = Thread(target=compact)
-    thread.start()
-    began = perf_counter()
-    try:
-        while tried < plan.beside and perf_counter() - began < BESIDE_SECONDS_MAX:
-            try:
-                change(side, tried)
-            except Refused:
-                refused += 1
-            tried += 1
-    finally:
-        over.set()
-        thread.join()
-    return refused, tried
 
 
 def lookups(plan: Plan, tell: Tell) -> Figures:

@@ -66,8 +66,16 @@ class Side(ABC):
     def delete(self, table: str, rows: Rows) -> None: ...
 
     @abstractmethod
+    def update(self, table: str, rows: Rows, value: int) -> None:
+        """Sets column `v` of rows to a value."""
+
+    @abstractmethod
     def upsert(self, table: str, rows: pa.Table) -> None:
         """Replaces the rows whose keys exist, and adds the other rows."""
+
+    def merge(self, table: str, rows: pa.Table) -> None:
+        """Does the same as a statement MERGE, in all systems but Dormouse the only way to upsert."""
+        self.upsert(table, rows)
 
     @abstractmethod
     def count(self, table: str, rows: Rows) -> int:
@@ -104,9 +112,19 @@ class Dormouse(Side):
         with refused_on(dm.DormouseError):
             self.instance.table(table).delete(rows.where)
 
+    def update(self, table: str, rows: Rows, value: int) -> None:
+        with refused_on(dm.DormouseError):
+            self.instance.table(table).update(rows.where, {"v": value})
+
     def upsert(self, table: str, rows: pa.Table) -> None:
         with refused_on(dm.DormouseError):
             self.instance.table(table).upsert(rows, engine="local")
+
+    def merge(self, table: str, rows: pa.Table) -> None:
+        with refused_on(dm.DormouseError):
+            self.instance.table(table).merge_into(
+                rows, ["k"], [dm.WhenMatched(update="*"), dm.WhenNotMatched(insert="*")]
+            )
 
     def count(self, table: str, rows: Rows) -> int:
         with dm.connect(self.place.dsn, self.place.objects, read_only=True) as opened:
@@ -160,6 +178,12 @@ class Delta(Side):
         with refused_on(CommitFailedError):
             self._open(table).delete(rows.sql)
 
+    def update(self, table: str, rows: Rows, value: int) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        with refused_on(CommitFailedError):
+            self._open(table).update({"v": str(value)}, predicate=rows.sql)
+
     def upsert(self, table: str, rows: pa.Table) -> None:
         from deltalake.exceptions import CommitFailedError
 
@@ -206,6 +230,9 @@ class DuckLake(Side):
 
     def delete(self, table: str, rows: Rows) -> None:
         self._do(f"delete from {table} where {rows.sql}")
+
+    def update(self, table: str, rows: Rows, value: int) -> None:
+        self._do(f"update {table} set v = {value} where {rows.sql}")
 
     def upsert(self, table: str, rows: pa.Table) -> None:
         self._connection.register("changed", rows)
@@ -268,6 +295,16 @@ class Iceberg(Side):
         with refused_on(*_conflicts()):
             self._catalog.load_table(f"changes.{table}").delete(rows.sql)
 
+    def update(self, table: str, rows: Rows, value: int) -> None:
+        """Reads the rows and overwrites them, as PyIceberg has no update."""
+        import pyarrow as pa
+
+        opened = self._catalog.load_table(f"changes.{table}")
+        with refused_on(*_conflicts()):
+            found = opened.scan(row_filter=rows.sql).to_arrow()
+            values = pa.array([value] * len(found), pa.int64())
+            opened.overwrite(found.set_column(1, "v", values), overwrite_filter=rows.sql)
+
     def upsert(self, table: str, rows: pa.Table) -> None:
         with refused_on(*_conflicts()):
             self._catalog.load_table(f"changes.{table}").upsert(rows, join_cols=["k"])
@@ -301,6 +338,10 @@ def _conflicts() -> tuple[type[Exception], ...]:
 
 PEERS: tuple[type[Side], ...] = (Delta, DuckLake, Iceberg)
 SIDES: tuple[type[Side], ...] = (Dormouse, *PEERS)
+OURS: dict[str, type[Dormouse]] = {"dormouse": Dormouse, "keyed": Keyed}
+"""The two kinds of tables of Dormouse, by the names of their figures."""
+EDITED: dict[str, type[Side]] = {**OURS, **{peer.name: peer for peer in PEERS}}
+"""The compared systems of edits, by the names of their figures."""
 FILES = 8
 
 

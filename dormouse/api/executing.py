@@ -19,7 +19,7 @@ from dormouse.model.edits import (
     WhenNotMatchedBySource,
 )
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import check_not_edited, is_keyed
+from dormouse.model.table import is_keyed
 from dormouse.model.types import checked_parameters
 from dormouse.reading.sql.clauses import Expression
 from dormouse.reading.sql.conditions import literal_of, text, type_name
@@ -28,9 +28,10 @@ from dormouse.reading.sql.plain_where import plain_where
 from dormouse.reading.sql.writes import Assignment, Clause, Delete, Insert, Merge, Query, Target, Update
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import ALL, unknown
+from dormouse.writing.edits import check_may_edit, counted, edited_alone
+from dormouse.writing.plain_changes import Replace
 
 if TYPE_CHECKING:
-    from dormouse.api.instance import Instance
     from dormouse.model.types import Parameters
     from dormouse.reading.sql.engine import Sessions
 
@@ -52,7 +53,7 @@ class How:
 
 
 def execute(
-    instance: Instance,
+    find: Callable[[str], Table],
     tables: Tables,
     statement: str,
     parameters: Parameters | None,
@@ -70,12 +71,9 @@ def execute(
         found = session.written(statement, checked_parameters(parameters))
     finally:
         session.close()
-    table = Table(instance.table(table_named(found.target.table, tables.named())).context, tables)
-    context = table.context
-    check_not_edited(
-        context.table.name, context.properties, "use row_table(…).change or 'dormouse rows change'"
-    )
-    bound = _Bound(instance, tables, table, how)
+    table = Table(find(table_named(found.target.table, tables.named())).context, tables)
+    check_may_edit(table.context)
+    bound = _Bound(tables, table, how)
     match found:
         case Insert():
             return bound.insert(found)
@@ -105,8 +103,8 @@ def parsed_clauses(tables: Tables, schema: Schema, texts: Iterable[str]) -> list
 class _Bound:
     """A table to which statements are bound, and the options of the call."""
 
-    def __init__(self, instance: Instance, tables: Tables, table: Table, how: How) -> None:
-        self._instance, self._tables, self._table, self._how = instance, tables, table, how
+    def __init__(self, tables: Tables, table: Table, how: How) -> None:
+        self._tables, self._table, self._how = tables, table, how
         self._name = table.known_name
         self._schema = table.known_schema
         self._is_keyed = is_keyed(table.properties)
@@ -126,18 +124,16 @@ class _Bound:
         return self._report("update", report, updated=report.rows)
 
     def delete(self, statement: Delete) -> ExecuteReport:
-        where = self._where(statement.target, statement.where)
-        if isinstance(where, Sql):
-            none, never = Sql("SELECT 1 AS none WHERE false"), Sql("false")
-            return self._merged("delete", none, never, [WhenNotMatchedBySource(where, delete=True)])
-        if self._how.dry_run:
-            rows = self._table.delete(where, dry_run=True).rows
-            return ExecuteReport("delete", self._name, None, 0, 0, rows, 1, applied=False)
-        with self._instance.transaction(self._how.edit_id, attempts_max=self._how.attempts_max) as tx:
-            tx.delete(self._name, where)
-        applied = tx.applied is True
-        rows = None if applied else 0
-        return ExecuteReport("delete", self._name, tx.transaction_id, 0, 0, rows, tx.attempts, applied)
+        context, how = self._table.context, self._how
+        change = Replace(self._tables.sessions(), self._where(statement.target, statement.where))
+        if how.dry_run:
+            done = counted(context, change)
+        else:
+            with self._tables.changing():
+                done = edited_alone(context, change, how.edit_id, how.attempts_max)
+        # a recorded condition counts no rows
+        rows = done.counts.get("deleted") if done.applied or how.dry_run else 0
+        return self._report("delete", done, deleted=rows)
 
     def insert(self, statement: Insert) -> ExecuteReport:
         try:
@@ -201,7 +197,7 @@ class _Bound:
         return ExecuteReport("insert", self._name, report.ingest_id, rows_added, 0, 0, 1, report.applied)
 
     def _report(
-        self, kind: str, report: Any, *, inserted: int = 0, updated: int = 0, deleted: int = 0
+        self, kind: str, report: Any, *, inserted: int = 0, updated: int = 0, deleted: int | None = 0
     ) -> ExecuteReport:
         counts = inserted, updated, deleted
         return ExecuteReport(kind, self._name, report.edit_id, *counts, report.attempts, report.applied)

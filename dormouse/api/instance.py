@@ -279,7 +279,7 @@ class Instance(Upkeep):
         if not dry_run:
             self._check_writable()
         how = How(edit_id, dry_run, attempts_max)
-        return execute(self, self._tables, statement, parameters, how, sessions, interruption)
+        return execute(self.table, self._tables, statement, parameters, how, sessions, interruption)
 
     def merge_clauses(self, table: str, texts: Iterable[str]) -> list[edits.When]:
         """Returns the clauses of `Table.merge_into` from texts like "matched and s.gone then delete".

@@ -196,8 +196,7 @@ class Table(TableReads):
         from dormouse.writing.plain_changes import Replace, is_read
 
         self._check_not_edited("use dm.Remove")
-        is_sql = isinstance(where, edits.Sql)
-        if not is_sql and (dry_run or not is_read(self.context, where)):
+        if not isinstance(where, edits.Sql) and (dry_run or not is_read(self.context, where)):
             with nullcontext() if dry_run else self.changing():
                 return delete(self.context, where, dry_run=dry_run)
         change = Replace(self._tables.sessions(), where)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
 
+REMEMBERED_MAX = 1_000
 CURSORS_KEPT = 32
 """The most idle connections to DuckDB, each with the views of an ended statement."""
 
@@ -69,6 +70,8 @@ class Tables:
     changed: Callable[[], object] = field(repr=False, compare=False)
     reports: RoundReports = field(repr=False, compare=False)
     check_writable: Callable[[], None] = field(repr=False, compare=False)
+    remembered: dict[str, TableContext] = field(default_factory=dict, repr=False, compare=False)
+    """The services of tables by name, as transactions last knew them."""
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
     _given_sessions: Sessions | None = field(default=None, repr=False, compare=False)
 
@@ -173,6 +176,12 @@ class Tables:
             missing = {name: kind for name, kind in columns.items() if name != deletes}
             context = add_missing(context, missing)
         return data, context
+
+    def remember(self, name: str, context: TableContext) -> None:
+        """Remembers the services of a table for later transactions."""
+        if len(self.remembered) >= REMEMBERED_MAX:
+            self.remembered.clear()
+        self.remembered[name] = context
 
     def partial(self, context: TableContext, data: Any, engine: str) -> tuple[Any, bool]:
         """Returns the data to load, and whether it lacks value columns of the table.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidInput, TableNotFound
 from dormouse.model.loops import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Transaction:
 
     @property
     def attempts(self) -> int:
-        """How often its changes were computed, because other commits changed the rows that they read."""
+        """The number of times that its changes were computed: more than 1 if other commits changed rows."""
         return self._edit.attempts
 
     def __enter__(self) -> Self:
@@ -156,17 +156,38 @@ class Transaction:
         self._add(table, merge)
 
     def _load(self, table: str, data: Any, deletes: str | None, progress: Progress, *, upserts: bool) -> None:
+        from dormouse.writing.merging import PartialUpsert
         from dormouse.writing.plain_changes import Given, Load
 
-        self._add(table, lambda of: Load(Given(data), upserts, deletes, progress))
-
-    def _add(self, name: str, change: Callable[[Tables], Change]) -> None:
         self._check_usable()
-        table = self._find(name)
+        known = self._find(table)
+        data, is_partial = self._tables.partial(known.context, data, "local") if upserts else (data, False)
+
+        def load(of: Tables) -> Change:
+            if not is_partial:
+                return Load(Given(data), upserts, deletes, progress)
+            made = PartialUpsert(of.sessions(), data, deletes=deletes, progress=progress)
+            self._closing.callback(made.close)
+            return made
+
+        self._add(table, load, known)
+
+    def _add(self, name: str, change: Callable[[Tables], Change], table: Table | None = None) -> None:
+        self._check_usable()
+        known = None if table is not None else self._tables.remembered.get(name)
+        context = known or (table or self._find(name)).context
         if self._is_repeated is None:
-            self._is_repeated = not self._edit.is_new and self._edit.is_applied(table.context)
-        if not self._is_repeated:
-            self._edit.add(table.context, change(self._tables))
+            self._is_repeated = not self._edit.is_new and self._edit.is_applied(context)
+        if self._is_repeated:
+            return
+        made = change(self._tables)
+        if known is not None and made.reads_its_keys:
+            with suppress(TableNotFound):  # another table has the name now
+                self._edit.add(context.newest_known, made, name)
+                return
+        fresh = (table or self._find(name)).context
+        self._edit.add(fresh, made)
+        self._tables.remember(name, fresh)
 
     def _check_usable(self) -> None:
         """Notes that the transaction is used. Raises `InvalidInput` if it cannot be."""

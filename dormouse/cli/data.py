@@ -16,6 +16,7 @@ from dormouse.cli.output import (
     FormatOption,
     OutputOption,
     check_output,
+    executed_said,
     format_of,
     is_plan,
     print_plan,
@@ -126,11 +127,9 @@ def sql(
 
 
 def _write(session: Session, text: str, parameters: Any, edit_id: str | None, *, dry_run: bool) -> None:
-    from dormouse.cli.editing import shown
-
     with session.open(read_only=dry_run) as instance:
         report = instance.execute(text, parameters, edit_id=edit_id, dry_run=dry_run)
-    session.show(report, shown(report))
+    session.show(report, executed_said(report))
 
 
 @command(app, example="flights --consumer etl --format parquet -o new.parquet")

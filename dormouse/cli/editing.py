@@ -8,8 +8,9 @@ from dormouse.cli.command import Session, Yes, ask, command, group, plural
 from dormouse.cli.console import progress
 from dormouse.cli.data import AllRows, RowsToGo, check_said, rows_to_go
 from dormouse.cli.loading import Many, Paths, TextOption, TypeOption, given_files
+from dormouse.cli.output import counts_said, said
 from dormouse.errors import InvalidInput
-from dormouse.model.edits import ExecuteReport, MergeReport, Sql, When, WhenMatched, WhenNotMatched
+from dormouse.model.edits import Sql, When, WhenMatched, WhenNotMatched
 from dormouse.model.text import split_names
 from dormouse.model.types import value_of_text
 from dormouse.verbs.editing import MergeRequest, ReplaceRequest, UpdateRequest
@@ -52,7 +53,7 @@ def update(
         with progress(f"update rows of {request.table}", unit="rows") as moved:
             report = of.update(condition, values, **options(request, "table"), progress=moved)
     rows = f"{plural(report.rows, 'row')} of table {request.table}"
-    session.show(report, _done(report, f"update {rows}", f"updated {rows}"))
+    session.show(report, said(report, f"update {rows}", f"updated {rows}"))
 
 
 @command(app, example="orders changes.parquet --on id --when 'matched and s.gone then delete'")
@@ -77,8 +78,8 @@ def merge_into(
         clauses = _clauses(instance, of, when)
         with progress(f"merge into {request.table}", unit="rows") as moved:
             report = of.merge_into(files, _on(on), clauses, **options(request, "table"), progress=moved)
-    counts = _counts(report)
-    session.show(report, _done(report, f"merge into {request.table}: {counts}", f"merged: {counts}"))
+    counts = counts_said(report)
+    session.show(report, said(report, f"merge into {request.table}: {counts}", f"merged: {counts}"))
 
 
 @command(app, example="flights january.parquet --where month=2026-01")
@@ -106,28 +107,6 @@ def replace(
     again = f"nothing was replaced: the id {report.ingest_id!r} was used before"
     refused = would if request.dry_run else again
     session.show(report, f"replaced {what} by {added}" if report.applied else refused)
-
-
-def shown(report: ExecuteReport) -> str:
-    """Returns the line that `dormouse sql --write` prints."""
-    counts = f"{report.statement} on {report.table}: {_counts(report)}"
-    return _done(report, counts, counts)
-
-
-def _done(report: Any, would: str, done: str) -> str:
-    if report.applied:
-        return f"{done} ({plural(report.attempts, 'attempt')})" if report.attempts > 1 else done
-    is_repeated = report.edit_id is not None  # a dry run has no id
-    return (
-        f"nothing was changed: the id {report.edit_id!r} was used before" if is_repeated else f"would {would}"
-    )
-
-
-def _counts(report: MergeReport | ExecuteReport) -> str:
-    counted = {"inserted": report.inserted, "updated": report.updated, "deleted": report.deleted}
-    if report.deleted is None:
-        return "the matching rows deleted"
-    return ", ".join(f"{plural(number or 0, 'row')} {what}" for what, number in counted.items())
 
 
 def _values(of: Table, texts: list[str], expressions: list[str]) -> dict[str, Any]:

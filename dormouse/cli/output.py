@@ -1,4 +1,4 @@
-"""The output of rows: a table on the terminal, a format on stdout, or a file."""
+"""The output of rows: a table on the terminal, a format on stdout, or a file; and of the reports of edits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dormouse.objects.staging import whole_file
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.model.edits import ExecuteReport, MergeReport
     from dormouse.reading.planner import PlanSummary
 
 ROWS_SHOWN = 20
@@ -163,3 +164,30 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     return (
         dict(zip(names, row, strict=True)) for row in zip(*map(python_values, batch.columns), strict=True)
     )
+
+
+# What edits did.
+
+
+def executed_said(report: ExecuteReport) -> str:
+    """Returns the line that `dormouse sql --write` prints."""
+    counts = f"{report.statement} on {report.table}: {counts_said(report)}"
+    return said(report, counts, counts)
+
+
+def said(report: Any, would: str, done: str) -> str:
+    """Returns the line about an edit: what it did, or would do in a dry run."""
+    if report.applied:
+        return f"{done} ({plural(report.attempts, 'attempt')})" if report.attempts > 1 else done
+    is_repeated = report.edit_id is not None  # a dry run has no id
+    return (
+        f"nothing was changed: the id {report.edit_id!r} was used before" if is_repeated else f"would {would}"
+    )
+
+
+def counts_said(report: MergeReport | ExecuteReport) -> str:
+    """Returns the numbers of changed rows as text."""
+    counted = {"inserted": report.inserted, "updated": report.updated, "deleted": report.deleted}
+    if report.deleted is None:
+        return "the matching rows deleted"
+    return ", ".join(f"{plural(number or 0, 'row')} {what}" for what, number in counted.items())

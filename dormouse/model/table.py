@@ -343,8 +343,12 @@ def stored_schema(schema: Schema, properties: TableProperties) -> Schema:
     """
     if not is_keyed(properties):
         return schema
-    schema = _placeless(schema)
-    return _with_hidden(schema, _of_marks(schema, properties), len(_HIDDEN_IDS))
+    # kept with the schema, as its own cached properties are, since each load and edit needs it
+    known: dict[str | None, Schema] = schema.__dict__.setdefault("_stored", {})
+    if properties.newest_by not in known:
+        without = _placeless(schema)
+        known[properties.newest_by] = _with_hidden(without, _of_marks(without, properties), len(_HIDDEN_IDS))
+    return known[properties.newest_by]
 
 
 def placed_schema(schema: Schema) -> Schema:
@@ -385,10 +389,14 @@ def given_schema(schema: Schema, properties: TableProperties, deletes: str | Non
         raise InvalidInput(
             f"deletes: {deletes!r} is a column of the table; name a boolean column that only the data has"
         )
+    known: dict[tuple[str, str | None], Schema] = schema.__dict__.setdefault("_given", {})
+    if (found := known.get((deletes, properties.newest_by))) is not None:
+        return found
     marks = unchecked(deletes, BOOLEAN)
     column = Column(_HIDDEN_IDS[0], (Stage(1, deletes, BOOLEAN),))
     shape = replace(schema.shape, columns=(*schema.shape.columns, column))
-    return Schema(schema.row_keys, (), [*_of_marks(schema, properties), marks], shape=shape)
+    made = Schema(schema.row_keys, (), [*_of_marks(schema, properties), marks], shape=shape)
+    return known.setdefault((deletes, properties.newest_by), made)
 
 
 def _of_marks(schema: Schema, properties: TableProperties) -> list[Field]:

@@ -103,7 +103,20 @@ def _query(
     at: Position | None,
 ) -> pa.RecordBatchReader:
     names = columns(context.schema) if callable(columns) else columns
-    checked = question(context.schema, where, names, limit)
+    return _rows_of(context, question(context.schema, where, names, limit), interruption, at)
+
+
+def rows_of(context: TableContext, question: Question) -> pa.RecordBatchReader:
+    """Returns the rows that a question selects now, with all columns of the context.
+
+    Raises `SchemaMoved` if the table has other columns, and the errors of `query`.
+    """
+    return _rows_of(context, replace(question, columns=context.schema.names), Interruption(), None)
+
+
+def _rows_of(
+    context: TableContext, checked: Question, interruption: Interruption, at: Position | None
+) -> pa.RecordBatchReader:
     read, wanted = read_from(context, checked)
     moment = Moment(read.schema)
     groups = plan_query(read, checked.ranges, moment, at=at, bundles=True)

@@ -221,15 +221,14 @@ _DESCRIPTION = (
 def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     """Returns an app that answers queries of an instance. The caller keeps the instance open while it runs.
 
-    With `job_threads` in the settings, the app also accepts and runs jobs, for which the instance must be
-    writable.
+    With `job_threads` in the settings, the app also writes and runs jobs: the instance must be writable.
     """
     metrics = Metrics()
     holders = read_holders(settings.job_tokens_file, (*kinds(), *RIGHTS)) if settings.job_tokens_file else {}
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     runners = _runners(settings, metrics)
     may_write = settings.job_threads is not None
-    verbs = [verb for verb in VERBS.values() if may_write or not verb.changes]
+    verbs = (verb for verb in VERBS.values() if may_write or not verb.changes)
     routers = [routes_of(verbs), tables, health, rows, payloads, docs]
     routers += [jobs, row_files, payload_writes] if may_write else []
     here = Service(

@@ -118,6 +118,10 @@ class FilePart:
     bytes: int
     row_groups: tuple[int, ...] | None = None
 
+    def rows(self, schema: Schema) -> Iterator[pa.RecordBatch]:
+        """Yields its rows, converted to the schema."""
+        return read_file(self.file, schema, self.row_groups)
+
 
 def parts_of(files: Iterable[DataFile], bytes_min: int = _PART_BYTES_MIN) -> Iterator[FilePart]:
     """Yields the parts of prepared files that can be read in parallel.

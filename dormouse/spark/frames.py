@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
@@ -256,6 +257,8 @@ class Tabular(Protocol):
     @property
     def context(self) -> TableContext: ...
 
+    def changing(self) -> AbstractContextManager[None]: ...
+
     def ingest(
         self, data: DataFrame, *, ingest_id: str | None = None, evolve: Evolve | None = None
     ) -> IngestReport: ...
@@ -284,7 +287,7 @@ def read(
     """
     context = table.context
     at = now(context) if as_of is None else position_of(context, as_of)
-    return _frame(spark, context, where, columns, at)
+    return rows_of(spark, context, where, columns, at)
 
 
 def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None) -> list[str]:
@@ -297,7 +300,7 @@ def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None
     else:
         moments = [position_of(context, as_of) for context in contexts]
     for context, at in zip(contexts, moments, strict=True):
-        _frame(spark, context, None, None, at).createOrReplaceTempView(f"`{context.table.name}`")
+        rows_of(spark, context, None, None, at).createOrReplaceTempView(f"`{context.table.name}`")
     return [context.table.name for context in contexts]
 
 
@@ -308,13 +311,14 @@ def write(
     return table.ingest(frame, ingest_id=ingest_id, evolve=evolve)
 
 
-def _frame(
+def rows_of(
     spark: SparkSession,
     context: TableContext,
     where: Where,
     columns: Sequence[str] | None,
     at: Position,
 ) -> DataFrame:
+    """Returns the rows of a table as of a moment; see `read`."""
     context = context.as_of(at)
     query = question(context.schema, where, columns, None)
     left = list(parts(context, query, at))
@@ -411,10 +415,13 @@ class _ReadParts:
 def _of_parts(
     spark: SparkSession, context: TableContext, query: Question, listed: Sequence[Part]
 ) -> DataFrame:
-    count = len(listed)
-    numbers = spark.range(0, count, 1, max(1, count))
     schema = struct_of(columns_of(context.schema, query.columns))
-    return numbers.mapInArrow(stage(_ReadParts(context.address, listed)), schema)
+    return numbers_of(spark, listed).mapInArrow(stage(_ReadParts(context.address, listed)), schema)
+
+
+def numbers_of(spark: SparkSession, parts: Sequence[Any]) -> DataFrame:
+    """Returns the numbers of some parts, one for each task."""
+    return spark.range(0, len(parts), 1, max(1, len(parts)))
 
 
 def struct_of(columns: pa.Schema) -> StructType:

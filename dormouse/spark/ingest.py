@@ -43,13 +43,14 @@ from dormouse.sources.given_rows import are_paths
 from dormouse.sources.infer import columns_of_arrow
 from dormouse.sources.source import GivenData
 from dormouse.sources.source_files import FilePart
-from dormouse.spark.frames import backquoted, in_order, rows_at, with_defaults
+from dormouse.spark.frames import backquoted, in_order, numbers_of, rows_at, with_defaults
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
     TARGET,
     Gather,
     Scatter,
+    Split,
     SplitScatter,
     Targets,
     file_splits,
@@ -68,7 +69,7 @@ SPLITS_MAX = 64
 
 _DRAWN = "value binary, weight double"
 _DRAWN_COLUMNS = pa.schema([pa.field("value", pa.binary()), pa.field("weight", pa.float64())])
-RowSource = DataFrame | Sequence[FilePart] | Sequence[str]
+RowSource = DataFrame | Sequence[Split] | Sequence[str]
 
 
 def ingest_with_spark(
@@ -92,7 +93,7 @@ def ingest_with_spark(
         source = _source(data, current.schema if rows is None else rows.given)
         session = source.sparkSession if isinstance(source, DataFrame) else spark or spark_session()
         divide(current, source, session)
-        files = _write(current, attempt, source, session, rows)
+        files = write_files(current, attempt, source, session, rows)
         if progress is not None:
             written = sum(file.row_count or 0 for file in files)
             progress(written, written)
@@ -176,10 +177,10 @@ def _arrow_columns(columns: StructType) -> pa.Schema:
         raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
 
 
-def _write(
+def write_files(
     context: TableContext,
     attempt: WriteAttempt,
-    source: DataFrame | Sequence[FilePart] | Sequence[str],
+    source: RowSource,
     spark: SparkSession,
     keyed: KeyedRows | None,
 ) -> list[FileWithReferences]:
@@ -208,13 +209,19 @@ def _write(
         raise dormouse_error(failure) from failure
 
 
-def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scatter) -> DataFrame:
-    if not isinstance(source, DataFrame) and all(isinstance(part, FilePart) for part in source):
-        # one number of a split for each task
-        numbers = spark.range(0, len(source), 1, max(1, len(source)))
-        return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
+def _splits(source: RowSource) -> tuple[Split, ...] | None:
+    """Returns the parts that tasks of Dormouse read; None for a DataFrame, and for URLs."""
+    if isinstance(source, DataFrame) or any(isinstance(part, str) for part in source):
+        return None
+    return tuple(cast(Sequence[Split], source))
+
+
+def _blobs(spark: SparkSession, source: RowSource, scatter: Scatter) -> DataFrame:
+    if (splits := _splits(source)) is not None:
+        return numbers_of(spark, splits).mapInArrow(stage(SplitScatter(splits, scatter)), BLOBS)
     if not isinstance(source, DataFrame):
-        urls, source = source, rows_at(spark, source)
+        urls = cast(Sequence[str], source)
+        source = rows_at(spark, urls)
         check_fits(source.schema, scatter.schema)
         source = with_defaults(spark, source, urls, scatter.schema)
         if scatter.keyed is not None:
@@ -231,7 +238,7 @@ class Draw:
     """
 
     field: Field
-    splits: tuple[FilePart, ...] | None = None
+    splits: tuple[Split, ...] | None = None
     """The splits to read, if the batches have numbers of splits; None if the batches have the values."""
     schema: Schema | None = None
 
@@ -297,10 +304,10 @@ def divide(context: TableContext, source: RowSource, spark: SparkSession) -> Non
 
 def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
     draw = Draw(schema.row_keys[0])
-    if not isinstance(source, DataFrame) and all(isinstance(part, FilePart) for part in source):
-        chosen = tuple(cast(Sequence[FilePart], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
-        numbers = spark.range(0, len(chosen), 1, max(1, len(chosen)))
-        return numbers.mapInArrow(stage(replace(draw, splits=chosen, schema=schema)), _DRAWN)
+    if (splits := _splits(source)) is not None:
+        chosen = splits[:: -(-len(splits) // SPLITS_MAX)] if splits else ()
+        step = replace(draw, splits=chosen, schema=schema)
+        return numbers_of(spark, chosen).mapInArrow(stage(step), _DRAWN)
     frame = source if isinstance(source, DataFrame) else rows_at(spark, cast(Sequence[str], source))
     return frame.select(backquoted(draw.field.name)).mapInArrow(stage(draw), _DRAWN)
 

@@ -23,7 +23,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.objects.store import ObjectStore
 from dormouse.sources.data_files import DataFile
-from dormouse.sources.source_files import FilePart, parts_of, prepared, read_file
+from dormouse.sources.source_files import FilePart, parts_of, prepared
 from dormouse.spark.worker import check_seen, partition_number, settle
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.ingest import KeyedRows
@@ -45,14 +45,21 @@ def file_splits(files: Sequence[DataFile], schema: Schema) -> list[FilePart]:
     return list(parts_of([prepared(file, schema) for file in files], SPLIT_BYTES))
 
 
+class Split(Protocol):
+    """Rows that one task reads."""
+
+    def rows(self, schema: Schema, /) -> Iterator[pa.RecordBatch]:
+        """Yields the rows, with the columns of the schema."""
+        ...
+
+
 def read_splits(
-    numbers: Iterable[pa.RecordBatch], splits: Sequence[FilePart], schema: Schema
+    numbers: Iterable[pa.RecordBatch], splits: Sequence[Split], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of some splits, whose numbers are in the first column of the batches."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            split = splits[number]
-            yield from read_file(split.file, schema, split.row_groups)
+            yield from splits[number].rows(schema)
 
 
 def keys_of_partitions(partitions: int) -> tuple[int, ...]:
@@ -198,7 +205,7 @@ class Scatter:
 class SplitScatter:
     """The first stage for files: receives numbers of splits, reads their rows, and scatters the rows."""
 
-    splits: Sequence[FilePart]
+    splits: Sequence[Split]
     scatter: Scatter
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

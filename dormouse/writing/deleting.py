@@ -60,20 +60,33 @@ def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question
 
     Raises `InvalidQuery` for a condition that is invalid, that limits nothing, or that is too long.
     """
+    rows = asked_rows(context, where, f"delete from table {context.table.name!r}")
+    return rows, deletion_of(context, rows)
+
+
+def asked_rows(context: TableContext, where: DeleteWhere, what: str) -> Question:
+    """Returns the parsed condition of a change of rows, which must limit something.
+
+    Raises `InvalidQuery`, whose text begins with `what`.
+    """
     if where is not ALL and not where:
         raise InvalidQuery(
-            f"delete from table {context.table.name!r}: {where!r} is no condition; say which rows, or dm.ALL "
-            "(--all) for all of them"
+            f"{what}: {where!r} is no condition; say which rows, or dm.ALL (--all) for all of them"
         )
     rows = question(context.schema, None if where is ALL else where, None, None)
     if unbounded := rows.unbounded:
         raise InvalidQuery(
-            f"delete from table {context.table.name!r}: the range of {unbounded[0]!r} is open at both ends, "
-            "which bounds nothing; give it an end, leave it out, or say dm.ALL (--all) for all rows"
+            f"{what}: the range of {unbounded[0]!r} is open at both ends, which bounds nothing; give it an "
+            "end, leave it out, or say dm.ALL (--all) for all rows"
         )
+    return rows
+
+
+def deletion_of(context: TableContext, rows: Question) -> NewDeletion:
+    """Returns the deletion of the rows that a question selects; raises `InvalidQuery` if it is too long."""
     by_values = any(one.field.name not in context.schema.key_names for one in rows.conditions)
     bounds = key_bounds(context.schema, rows.ranges)
-    return rows, NewDeletion(condition_of(context.schema, rows), bounds, by_values)
+    return NewDeletion(condition_of(context.schema, rows), bounds, by_values)
 
 
 def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) -> DeleteReport:

@@ -98,31 +98,31 @@ def check_not_key(what: str, context: TableContext, name: str) -> None:
         )
 
 
-def checked_constant(what: str, one: Field, value: Any) -> Any:
+def checked_constant(what: str, column: Field, value: Any) -> Any:
     """Returns a constant as a value of a column's type. Raises `InvalidQuery` if it does not fit."""
     try:
-        if value is not None and not one.type.is_nested:
-            return value_of(one, value)
-        column = pa.array([value], arrow_type(one.type))
-        return conform(pa.table([column], names=[one.name]), unkeyed([one])).column(0)[0].as_py()
+        if value is not None and not column.type.is_nested:
+            return value_of(column, value)
+        values = pa.array([value], arrow_type(column.type))
+        return conform(pa.table([values], names=[column.name]), unkeyed([column])).column(0)[0].as_py()
     except InvalidData:
-        said = f"column {one.name!r} must not be null"
+        said = f"column {column.name!r} must not be null"
     except InvalidQuery as error:
         said = str(error)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        said = f"{one.name!r} is {one.type}, and {value!r} does not fit"
+        said = f"{column.name!r} is {column.type}, and {value!r} does not fit"
     raise InvalidQuery(f"{what}: {said}")
 
 
-def value_text(what: str, one: Field, value: Any, relations: Relations) -> tuple[str, Scalar | None]:
+def value_text(what: str, column: Field, value: Any, relations: Relations) -> tuple[str, Scalar | None]:
     """Returns the SQL of a new value of a column, a constant or an `Sql`, with the column's type.
 
     The second item is the checked expression of an `Sql`.
     """
     if not isinstance(value, Sql):
-        return constant_text(one.type, checked_constant(what, one, value)), None
-    found = checked_scalar(f"{what}: {one.name!r}", value, relations)
-    return f"CAST({found.text} AS {type_name(one.type)})", found
+        return constant_text(column.type, checked_constant(what, column, value)), None
+    found = checked_scalar(f"{what}: {column.name!r}", value, relations)
+    return f"CAST({found.text} AS {type_name(column.type)})", found
 
 
 def identity(context: TableContext, columns: Iterable[str]) -> tuple[str, ...]:

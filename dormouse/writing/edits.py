@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -25,6 +25,7 @@ from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
     EditConflict,
+    InvalidCommitRequest,
     InvalidInput,
     QueryOvertaken,
 )
@@ -40,7 +41,9 @@ from dormouse.reading.changes import CHANGE, DELETE, INSERT, Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.keyed_changes import UPSERT
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
-from dormouse.state.context import TableContext
+from dormouse.state.commits.edit_requests import edit_of
+from dormouse.state.commits.requests import EditTables
+from dormouse.state.context import JobCommits, TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion, encoded_beginning
 from dormouse.state.files.edits import (
@@ -51,6 +54,7 @@ from dormouse.state.files.edits import (
     Span,
     commit,
     commit_at_once,
+    disturbances,
 )
 from dormouse.state.history.moments import now
 from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
@@ -187,7 +191,9 @@ class _Planned:
 class Edit:
     """Changes of one or more tables that are committed together, once for each id. One thread uses it.
 
-    Use it as a context manager: changes that are not committed at the end of the block leave nothing.
+    Use it as a context manager: changes that are not committed at the end of the block leave nothing. With
+    `leftovers`, each change confirms its attempt, and other processes may still write objects of it; see
+    `WriteAttempts.finish`.
     """
 
     def __init__(
@@ -196,8 +202,11 @@ class Edit:
         edit_id: str | None,
         kind: str = "edit",
         attempts_max: int = ATTEMPTS_MAX,
+        *,
+        leftovers: bool = False,
     ) -> None:
         self._supplier = supplier
+        self._leftovers = leftovers
         if not isinstance(attempts_max, int) or isinstance(attempts_max, bool) or attempts_max < 1:
             raise InvalidInput(f"attempts_max must be a whole number of attempts, not {attempts_max!r}")
         self.is_new = edit_id is None
@@ -209,6 +218,8 @@ class Edit:
         self._planned: list[_Planned] = []
         self._works: list[Callable[[psycopg.Connection[Any]], object]] = []
         self._open: list[tuple[TableContext, WriteAttempt]] = []
+        self._is_sent = False
+        """True once a request was sent to the commit queue."""
 
     def __enter__(self) -> Edit:
         return self
@@ -217,7 +228,7 @@ class Edit:
         if kind is not None and issubclass(kind, CommitOutcomeUnknown):
             return  # the files may be live; collection decides
         for context, attempt in self._open:
-            context.attempts.discard(attempt)
+            context.attempts.discard(attempt, leftovers=self._leftovers)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -237,13 +248,14 @@ class Edit:
         """Returns whether this edit was applied before, by what a table records."""
         return context.store.is_applied(self._commit_id)
 
-    def add(self, context: TableContext, change: Change) -> Computed:
+    def add(self, context: TableContext, change: Change, name: str | None = None) -> Computed:
         """Computes a change, which `commit` commits. Raises the errors of its `compute`, and `InvalidInput`.
 
-        A change must not depend on rows that an earlier change of the same edit wrote.
+        A change must not depend on rows that an earlier change of the same edit wrote. With a `name`, raises
+        `TableNotFound` if it is not the table's name.
         """
         check_may_edit(context)
-        planned = self._computed(context, change)
+        planned = self._computed(context, change, name)
         for earlier in self._planned:
             if earlier.context.table.table_id == context.table.table_id:
                 _check_apart(earlier, planned)
@@ -262,14 +274,19 @@ class Edit:
         """
         looks = moves = 0
         while self._planned or self._works:
+            for planned in self._planned:
+                if planned.computed.concern is not None and planned.computed.counts.get("inserted"):
+                    planned.context.attempts.wait_for_older(planned.attempt)
             concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
                 applied = self._committed(self._parts(), concern)
             except Disturbed as disturbed:
-                found = disturbed.found if concern is not None else self._concerned(disturbed.found)
+                found = disturbed.disturbances
+                concerned = found if concern is not None else self._concerned(found)
                 looks += 1
-                if found:
-                    self._compute_again(found)
+                # a request of this edit may be among the commits that disturbed it: then it is sent again
+                if concerned and not (self._is_sent and self.is_applied(self._planned[0].context)):
+                    self._compute_again(concerned)
                     looks = 0
             except SchemaMoved:
                 moves += 1
@@ -278,7 +295,7 @@ class Edit:
                 self._compute_again([])
             else:
                 if applied:
-                    self._open.clear()
+                    self._close()
                 return applied
         return True
 
@@ -300,20 +317,23 @@ class Edit:
                     [replace(file, deletions_till=None) for one in some for file in one.computed.files],
                     [deletion for one in some for deletion in one.computed.deletions],
                     [one.read for one in some if one.read is not None],
-                    [one.attempt.attempt_id for one in some if one.is_recorded],
+                    [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
+                    self._leftovers,
                 )
             )
         return parts
 
-    def _of(self, found: Disturbance) -> int:
+    def _of(self, disturbance: Disturbance) -> int:
         """Returns the number of the change whose read was disturbed."""
-        numbers = self._groups()[found.part]
-        return [n for n in numbers if self._planned[n].computed.concern is not None][found.read]
+        numbers = self._groups()[disturbance.part]
+        return [n for n in numbers if self._planned[n].computed.concern is not None][disturbance.read]
 
-    def _concerned(self, found: Sequence[Disturbance], supplier: Supplier | None = None) -> list[Disturbance]:
+    def _concerned(
+        self, disturbances: Sequence[Disturbance], supplier: Supplier | None = None
+    ) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
         concerned = []
-        for one in found:
+        for one in disturbances:
             planned = self._planned[self._of(one)]
             context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
             till = now(context, planned.at)
@@ -323,21 +343,21 @@ class Edit:
                 planned.at = till
         return concerned
 
-    def _concerned_at_once(self, found: Sequence[Disturbance]) -> list[Disturbance]:
+    def _concerned_at_once(self, disturbances: Sequence[Disturbance]) -> list[Disturbance]:
         """Returns the same while this edit has its locks.
 
         Uses other connections than this process has, which may all wait for these locks.
         """
         dsn = self._planned[0].context.dsn
         with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
-            return self._concerned(found, apart)
+            return self._concerned(disturbances, apart)
 
-    def _compute_again(self, found: Sequence[Disturbance]) -> None:
+    def _compute_again(self, concerned: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(set(map(self._of, found)).union(self._loads())) if found else self._all()
-        if found and self.attempts >= self._attempts_max:
+        numbers = sorted(set(map(self._of, concerned)).union(self._loads())) if concerned else self._all()
+        if concerned and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
-        self.attempts += bool(found)
+        self.attempts += bool(concerned)
         for number in numbers:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
@@ -357,12 +377,12 @@ class Edit:
             if planned.attempt.place is not None and planned.computed.concern is None
         ]
 
-    def _computed(self, context: TableContext, change: Change) -> _Planned:
+    def _computed(self, context: TableContext, change: Change, name: str | None = None) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""
 
         def once(known: TableContext) -> _Planned:
             if change.reads_its_keys or not is_keyed(known.properties):
-                attempt, at = known.attempts.plan(known.table)
+                attempt, at = known.attempts.plan(known.table, name)
             else:
                 attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
             current, attempt = known.writing_for(attempt)
@@ -384,7 +404,13 @@ class Edit:
 
     def _discard(self, context: TableContext, attempt: WriteAttempt) -> None:
         self._open.remove((context, attempt))
-        context.attempts.discard(attempt)
+        context.attempts.discard(attempt, leftovers=self._leftovers)
+
+    def _close(self) -> None:
+        """Forgets the attempts that a commit ended."""
+        for context, attempt in self._open if self._leftovers else ():
+            context.attempts.delete_leftovers(attempt, context.store.own)
+        self._open.clear()
 
     def _along(self, conn: psycopg.Connection[Any]) -> None:
         for work in self._works:
@@ -395,7 +421,15 @@ class Edit:
         parts: Sequence[Part],
         concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None,
     ) -> bool:
-        """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit."""
+        """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit.
+
+        Uses the commit queue if all tables commit asynchronously, objects were written, and the request is
+        not too large for the queue.
+        """
+        recorded = next((planned for planned in self._planned if planned.is_recorded), None)
+        if concern is None and recorded is not None and (commits := self._commits) is not None:
+            with suppress(InvalidCommitRequest):
+                return self._sent(parts, commits, recorded.attempt)
         unknown: CommitOutcomeUnknown | None = None
         pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
         at_once = concern is None and not self._works
@@ -408,8 +442,28 @@ class Edit:
                 unknown = error
                 continue
             # an id of this process's own was applied by the transaction whose answer was lost
-            return applied or (unknown is not None and self.is_new)
+            return applied or ((unknown is not None or self._is_sent) and self.is_new)
         raise unknown or AssertionError
+
+    @property
+    def _commits(self) -> JobCommits | None:
+        """The queue, if all tables commit through it. It carries no other work."""
+        found = [planned.context.async_commits for planned in self._planned]
+        return None if self._works or self._leftovers or None in found else found[0]
+
+    def _sent(self, parts: Sequence[Part], commits: JobCommits, attempt: WriteAttempt) -> bool:
+        """Sends the parts as one request, and waits for its outcome, which the attempt tells.
+
+        Otherwise like `_committed`.
+        """
+        # the request's first table is the one whose attempt is asked for
+        ordered = sorted(parts, key=lambda part: part.table_id != attempt.table_id)
+        request = EditTables(commit_id=self._commit_id, parts=tuple(map(edit_of, ordered)))
+        was_sent, self._is_sent = self._is_sent, True
+        try:
+            return commits.commit(request, attempt) or (was_sent and self.is_new)
+        except EditConflict:
+            raise Disturbed(disturbances(self._supplier, parts)) from None
 
 
 def _concerns(
@@ -460,8 +514,8 @@ def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch 
     return rows.to_batches()[0] if rows.num_rows else None
 
 
-def _meet(one: Span, other: Span) -> bool:
-    return not (_is_above(one[0], other[1]) or _is_above(other[0], one[1]))
+def _meet(left: Span, right: Span) -> bool:
+    return not (_is_above(left[0], right[1]) or _is_above(right[0], left[1]))
 
 
 def span_of(schema: Schema, deletion: NewDeletion) -> Span:

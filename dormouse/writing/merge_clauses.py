@@ -237,5 +237,5 @@ class Clauses:
             raise InvalidQuery(f"{what}: it sets no column; name some")
         return found
 
-    def _of_source(self, one: Field, column: str) -> str:
-        return f"CAST({reference(SOURCE, column)} AS {type_name(one.type)})"
+    def _of_source(self, field: Field, column: str) -> str:
+        return f"CAST({reference(SOURCE, column)} AS {type_name(field.type)})"

@@ -26,6 +26,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed, unchecked
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import INT, LONG, DataType, Field
+from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import in_slices, rendered
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.moments import microseconds
@@ -34,6 +35,7 @@ from dormouse.reading.sql.scalars import SOURCE, TARGET, columns_text, reference
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.statements import sql
 from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.where import Question
 from dormouse.sources.infer import columns_of
 from dormouse.sources.source import open_source, unkeyed
 from dormouse.state.context import TableContext
@@ -60,6 +62,10 @@ _ROW = "__row"
 """The column with the number of each row of the source."""
 VALUES_MAX = 10_000
 """The most values of a column that are looked for one by one; more are looked for as a range."""
+LOOKED_UP_MAX = 2_000
+"""The most values of a row key whose rows are looked up before they are joined."""
+APART_LEAST = 1_000
+"""The least distance of such values from each other, on average. A scan finds nearer ones as fast."""
 _INTS = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -204,6 +210,18 @@ class PartialUpsert(Merge):
         return [Field(name, known.field(name).type, nullable=name != self._deletes) for name in columns]
 
 
+def _are_sparse(ranges: KeyRanges, schema: Schema) -> bool:
+    """Returns whether ranges are a few values of the first row key that lie far apart."""
+    first = schema.row_keys[0]
+    items = ranges.get(first.name, ())
+    if first.type not in (INT, LONG) or not 0 < len(items) <= LOOKED_UP_MAX:
+        return False
+    low: Any = items[0].min
+    high: Any = items[-1].max
+    is_listed = all(item.is_exact for name in ranges for item in ranges[name])
+    return is_listed and high - low >= APART_LEAST * len(items)
+
+
 def _check_cases(what: str, whose: str, names: Sequence[str] | Mapping[str, DataType]) -> None:
     seen: dict[str, str] = {}
     for name in names:
@@ -323,7 +341,10 @@ class _Computation:
         matches_one = self._is_unique([column for _, column in self._clauses.equated().items()])
         checks_twice = self._acts("matched") and not matches_one
         statement = self._statement(checks_twice=checks_twice)
-        found = self._rows.read(statement, ranges, {SOURCE: self._given.rows})
+        staged = {SOURCE: self._given.rows}
+        if _are_sparse(ranges, self._schema):
+            staged[TARGET] = self._looked_up(ranges)
+        found = self._rows.read(statement, ranges, staged)
         while True:
             with self._naming():
                 batch = next(found, None)
@@ -344,6 +365,12 @@ class _Computation:
                     table=self._context.table.name,
                 )
             yield self._edited(clauses, new, before, outcome)
+
+    def _looked_up(self, ranges: KeyRanges) -> Staged:
+        """Returns the rows of the table with some keys. A query finds a few of them faster than DuckDB."""
+        context = self._rows.context
+        found = rows_of(context, Question(ranges, (), context.schema.names))
+        return Staged(context.objects, found.schema).add_all(found)
 
     def _edited(
         self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, before: pa.RecordBatch, outcome: Outcome

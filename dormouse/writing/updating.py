@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +16,9 @@ from dormouse.model.cut import Position
 from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges
-from dormouse.model.stored_conditions import stored_condition
+from dormouse.model.stored_conditions import CONDITION_BYTES_MAX
 from dormouse.model.table import SEQUENCE, is_keyed
-from dormouse.reading.executor import query
+from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
 from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
@@ -26,19 +26,11 @@ from dormouse.reading.sql.evaluating import evaluator
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
-from dormouse.reading.where import (
-    ALL,
-    CONDITION_BYTES_MAX,
-    Condition,
-    DeleteWhere,
-    Question,
-    question,
-    where_json,
-)
+from dormouse.reading.where import Condition, DeleteWhere, Question
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion
-from dormouse.writing.deleting import asked_to_delete
+from dormouse.writing.deleting import asked_rows, deletion_of
 from dormouse.writing.edited_rows import (
     KEYS,
     OF_TARGET,
@@ -150,20 +142,12 @@ class _Computation:
                 self._constants[field.name] = pa.scalar(found, arrow_type(field.type))
 
     def _by_columns(self, where: DeleteWhere) -> _Chosen:
-        if where is not ALL and not where:
-            raise InvalidQuery(f"{self._what}: {where!r} is no condition; say which rows, or dm.ALL for all")
-        rows = question(self._schema, None if where is ALL else where, None, None)
-        deletion = None
-        try:
-            deletion = asked_to_delete(self._context, where)[1]
-        except InvalidQuery:
-            # if it only has too many values, the rows are deleted by their own instead
-            if len(stored_condition(self._schema, where_json(rows))) <= CONDITION_BYTES_MAX:
-                raise
-        is_merged = self._context.properties.aggregate is not None
-        if deletion is not None and (
-            is_keyed(self._context.properties) or (is_merged and deletion.by_values)
-        ):
+        rows, deletion = asked_rows(self._context, where, self._what), None
+        if not is_keyed(self._context.properties):
+            # a condition of too many values is not recorded: the rows are deleted by their own instead
+            with suppress(InvalidQuery):
+                deletion = deletion_of(self._context, rows)
+        if self._context.properties.aggregate is not None and deletion is not None and deletion.by_values:
             deletion = None
         keys = (Condition(self._schema.field(name), ranges) for name, ranges in rows.ranges.items())
         conditions = [*keys, *rows.conditions]
@@ -178,10 +162,12 @@ class _Computation:
         if chosen.question is None:
             rows = columns_text(TARGET, self._schema.names, quoted(TARGET))
             ranges = self._rows.ranges(f"SELECT 1 FROM ({rows}) WHERE {chosen.condition}")
-            parts = self._by_sql(ranges)
         else:
             ranges = chosen.question.ranges
-            parts = self._by_query()
+        # DuckDB searches values faster, and a query reads ranges of keys faster
+        is_long = len(chosen.condition) > CONDITION_BYTES_MAX
+        by_query = chosen.question is not None and (is_long or not chosen.question.conditions)
+        parts = self._by_query() if by_query else self._by_sql(ranges)
         files = outcome.write(attempt, self._counted(outcome, kind, parts), self._update.progress)
         deletions = [] if chosen.deletion is None else [chosen.deletion]
         if attempt is not None and chosen.deletion is None and not is_keyed(context.properties):
@@ -196,9 +182,8 @@ class _Computation:
 
     def _by_query(self) -> Iterator[Edited]:
         """Yields the new rows, computed batch by batch from the rows of a query."""
-        where = self._update.where
-        assert not isinstance(where, Sql)  # noqa: S101 it is a question
-        read = query(self._rows.context, None if where is ALL else where)
+        assert self._chosen.question is not None  # noqa: S101 the condition is not SQL
+        read = rows_of(self._rows.context, self._chosen.question)
         if not self._scalars:
             yield from (self._edited(batch.columns[: len(self._schema.names)], batch) for batch in read)
             return

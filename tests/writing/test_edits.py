@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import EditConflict, InvalidInput
-from tests.stored import query
+from tests.keyed_tables import begun, keyed, upsert
+from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges
 from tests.support.reading import query as rows_of
@@ -295,3 +297,40 @@ def test_a_replacement_is_counted_before_it_is_made(instance: Instance) -> None:
         assert (report.inserted, report.applied, report.attempts) == (1, True, 1)
         assert sorted(seen(table)) == [0, 10, 21, 50, 60, 70, 80, 90]
         instance.drop_table("t")
+
+
+def test_an_edit_after_the_beginning_of_a_load_does_not_hide_its_rows(instance: Instance) -> None:
+    """A load that began before an edit, and commits after it, has the last word on its keys."""
+    table = keyed(instance)
+    upsert(table, (1, 1), (2, 2), (3, 3))
+    commit = begun(table, (2, 7))
+    assert table.update({"k": dm.Range(0, 50)}, {"v": dm.sql("v + 1")}).rows == 3
+    commit()
+    assert seen(table) == {1: 2, 2: 7, 3: 4}
+
+
+def test_a_merge_sees_the_rows_of_a_load_that_began_before_it(instance: Instance) -> None:
+    table = keyed(instance)
+    commit = begun(table, (2, 7))
+    when = [dm.WhenMatched(update={"v": dm.sql("t.v + 1")}), dm.WhenNotMatched(insert="*")]
+    with ThreadPoolExecutor(1) as threads:
+        merged = threads.submit(table.merge_into, [{"k": 2, "v": 100}], ["k"], when)
+        wait_until(merged.running)
+        time.sleep(0.3)  # it reads meanwhile, and then waits
+        commit()
+        merged.result()
+    assert seen(table)[2] == 8
+
+
+def test_a_transaction_finds_tables_by_their_present_names(instance: Instance) -> None:
+    made(instance)
+    with instance.transaction() as tx:
+        tx.update("t", {"k": 20}, {"v": 1})
+    other = dm.connect(instance._tables.dsn, instance.objects.url)
+    with other:
+        other.rename_table("t", "old")
+        other.create_table("t", SCHEMA).ingest([{"k": 20, "v": 7}])
+    with instance.transaction() as tx:
+        tx.update("t", {"k": 20}, {"v": dm.sql("v + 1")})
+    assert seen(instance.table("t")) == {20: 8}
+    assert seen(instance.table("old"))[20] == 1

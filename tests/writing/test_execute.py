@@ -220,7 +220,8 @@ REFUSED = [
     ("merge into t using (select k from news) s using (k) when matched then update", "1 columns"),
     ("merge into t using (select k, 1 as m from news) s using (k) when matched then update by name", "'m'"),
     ("merge into t using news using (k, g) when matched then error 'this is wrong'", "this is wrong"),
-    ("merge into t using (from news union all from news) s using (k, g) when matched then delete", "match the row with k"),
+    ("merge into t using (from news union all from news) s using (k, g) when matched then delete",
+     "match the row with k"),
     ("select * from t", "not SELECT"),
 ]  # fmt: skip
 

@@ -55,7 +55,7 @@ def write(context, attempt, source, spark, keyed):
     rows = open_source(sys.argv[2], context.schema)
     return in_process.write_leaves(context, attempt, rows, lambda *_: None, 1 << 28)
 
-bulk._write = write
+bulk.write_files = write
 WriteAttempts.delete_leftovers = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with pickle.loads(Path(sys.argv[1]).read_bytes()).open() as context:
     bulk.ingest_with_spark(context, sys.argv[2], ingest_id="july", spark="none")

@@ -113,7 +113,7 @@ def unique_of(on: Any, source: pa.Table) -> pa.Table:
     """Returns rows of the source of which no two match one row."""
     if on == ["ts"]:
         return table_of([one for one in source.to_pylist() if one["c"] == "a"])
-    return table_of([row(1, s="row 10"), row(500, s=None)]) if on == ["s"] else source
+    return table_of([row(1, s="row 7"), row(500, s=None)]) if on == ["s"] else source
 
 
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
@@ -158,6 +158,19 @@ def test_a_merge_of_many_rows_streams(instance: Instance) -> None:
         s=source,
     )
     assert counts == {"inserted": 10_000, "updated": 10_000, "deleted": 0}
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_rows_with_keys_far_apart_are_looked_up(instance: Instance, keep: str) -> None:
+    judged = Judged(instance, [row(k * 5_000) for k in range(200)], keep=keep)
+    source = table_of([row(k * 5_000, i=k) for k in range(0, 400, 7)])
+    merge = Merge(judged.sessions, source, KEYS, [Matched("t.f", delete=True), Matched(update=["i"])])
+    judged.edit(
+        merge, f"MERGE INTO t USING s ON ({ON}) WHEN MATCHED AND t.f THEN DELETE {UPDATE_I}", s=source
+    )
+    merge = Merge(judged.sessions, source, KEYS, [Matched(update="*"), NotMatched(insert="*")])
+    counts = judged.edit(merge, f"MERGE INTO t USING s ON ({ON}) {UPDATE} {INSERT}", s=source)
+    assert counts["inserted"] and counts["updated"]
 
 
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
@@ -327,4 +340,4 @@ def test_only_rows_that_concern_a_merge_make_it_run_again(instance: Instance, ke
     assert attempts(when, row(50, "q")) == 2
     assert attempts([*when, NotMatchedBySource("i > 100", delete=True)], row(77, i=5)) == 1
     assert attempts([*when, NotMatchedBySource("i > 100", delete=True)], row(78, i=500)) == 2
-    assert not judged.table.query({"k": 78}).read_all().num_rows
+    assert not judged.table.query({"k": 78, "i": 500}).read_all().num_rows

@@ -7,15 +7,16 @@ from decimal import Decimal
 from math import nan
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import dormouse as dm
 from dormouse.errors import DormouseError
 from tests.edited import NOON, SCHEMA, Judged, row, table_of
 from tests.support.api import Instance
-from tests.support.model import sql
+from tests.support.model import WhenMatched, WhenNotMatched, sql
 from tests.support.state import LAYOUTS
-from tests.support.writing import Edit, Update
+from tests.support.writing import Edit, Merge, Update
 
 ROWS = [row(k) for k in range(0, 100, 3)] + [row(k, "b") for k in range(0, 100, 7)]
 CASES: list[tuple[Any, dict[str, Any], str, str]] = [
@@ -205,6 +206,37 @@ def test_only_rows_that_concern_an_update_make_it_run_again(
         assert attempts(Update(judged.sessions, {"i": 3}, add), row(3, i=8)) == 2
         rows = judged.table.query({"k": 3}).read_all().to_pylist()
         assert [(one["i"], one["s"]) for one in rows] == [(8, None)]
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_edits_see_columns_as_they_are_now(instance: Instance, keep: str) -> None:
+    judged = Judged(instance, [row(k) for k in range(20)], keep=keep)
+    table, sessions = judged.table, judged.sessions
+    judged.edit(Update(sessions, sql("i = 2"), {"s": "before"}), "UPDATE t SET s = 'before' WHERE i = 2")
+    table.add_column(dm.Field("n", dm.INT), 7)
+    table.rename_column("i", "j")
+    table.widen_column("j", dm.LONG)
+    table.drop_column("b")
+    for change in ("ADD COLUMN n INT DEFAULT 7", "RENAME i TO j", "ALTER j TYPE BIGINT", "DROP COLUMN b"):
+        judged.judge.execute(f"ALTER TABLE t {change}")
+    judged.check()
+    judged.edit(
+        Update(sessions, sql("n = 7 AND j > 3"), {"j": sql("j + n + 3000000000")}),
+        "UPDATE t SET j = j + n + 3000000000 WHERE n = 7 AND j > 3",
+    )
+    judged.edit(Update(sessions, {"k": dm.Range(0, 5)}, {"n": 8}), "UPDATE t SET n = 8 WHERE k < 5")
+    judged.edit(Update(sessions, {"n": 8}, {"s": sql("n::VARCHAR")}), "UPDATE t SET s = n WHERE n = 8")
+    source = pa.table({"k": [1, 2, 300], "c": ["a", "a", "z"], "j": [11, 12, 13]})
+    when = [WhenMatched("t.n = 8", update=["j"]), WhenNotMatched(insert=["k", "c", "j"])]
+    judged.edit(
+        Merge(sessions, source, ["k", "c"], when),
+        "MERGE INTO t USING source AS s ON (t.k = s.k AND t.c = s.c) "
+        "WHEN MATCHED AND t.n = 8 THEN UPDATE SET j = s.j "
+        "WHEN NOT MATCHED THEN INSERT (k, c, j) VALUES (s.k, s.c, s.j)",
+        source=source,
+    )
+    table.compact()
+    judged.check()
 
 
 def test_a_later_hour_is_one_for_all_rows(instance: Instance) -> None:

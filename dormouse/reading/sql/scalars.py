@@ -41,7 +41,7 @@ _REFUSED = {
     "SUBQUERY": "has no subquery, and reads no other table",
     "WINDOW": "has no window function, as it is over one row",
 }
-"""What is wrong with an expression that has a node of another kind."""
+"""The fault of an expression with a node of another kind."""
 _WITH_LAMBDAS = {
     f"{kind}{name}" for kind in ("list_", "array_", "") for name in ("apply", "filter", "reduce", "transform")
 }

@@ -54,8 +54,9 @@ class TableRows:
     ) -> Iterator[pa.RecordBatch]:
         """Yields the answer of a statement that needs no rows of the table with keys outside `ranges`.
 
-        The table is read as of one moment, now. Raises the errors of `reading.sql.statements.sql`, and
-        `QueryOvertaken` if a file was collected while the answer was read.
+        The table is read as of one moment, now, unless its rows are among the staged ones. Raises the errors
+        of `reading.sql.statements.sql`, and `QueryOvertaken` if a file was collected while the answer was
+        read.
         """
         interruption = Interruption()
         rows = interruptible_call(
@@ -100,6 +101,9 @@ class TableRows:
         staged: Mapping[str, Staged],
         interruption: Interruption,
     ) -> Rows:
+        if TARGET in staged:
+            views = {name: one.select() for name, one in staged.items()}
+            return session.rows(views, statement, (), self.moment)
         moments = Moments({TARGET: self.context}, None)
         parsed = session.parsed(statement)
         files = TableFiles(session, parsed, moments, self.moment, interruption, None)

@@ -28,6 +28,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.cut import Position
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
 from dormouse.objects.ledger import sweep, unknown_pages
@@ -98,7 +99,8 @@ NO_TABLE = 0
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "attempts")
-_PLAN = Statement(_QUERIES["plan"].on())
+_PLAN, _OLDER = (Statement(_QUERIES[name].on()) for name in ("plan", "older"))
+OLDER_SECONDS_MAX = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +196,17 @@ class WriteAttempts:
         place = Place(*places[0]) if places else None
         return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place, rows[0][1])
 
-    def plan(self, table: TableRecord) -> tuple[WriteAttempt, Position]:
+    def plan(self, table: TableRecord, name: str | None = None) -> tuple[WriteAttempt, Position]:
         """Returns an attempt that is not recorded, and the present position of the table.
+
+        If a `name` is given, the table must still have it.
 
         It may commit files that inline their rows, if its commit checks that no other commit changed rows of
         its keys since. Call `confirm` before it writes an object. Raises `TableNotFound`.
         """
         attempt_id, has_place = uuid.uuid4().hex, is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
-        values["has_place"] = has_place
+        values |= {"has_place": has_place, "name": name}
         rows = run_statement(self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit")
         if not rows:
             raise TableNotFound.gone(table.name)
@@ -210,6 +214,22 @@ class WriteAttempts:
         place = Place(sequence, last, taken_at) if has_place else None
         attempt = WriteAttempt(table.table_id, attempt_id, prefix, table.uuid, place, version, last)
         return attempt, Position(epoch, snapshot, taken_at)
+
+    def wait_for_older(self, attempt: WriteAttempt) -> None:
+        """Waits for the loads of a keyed table that began before a planned attempt, for some seconds.
+
+        When they commit first, the attempt's edit sees the rows that they added. Otherwise they count as
+        older than rows that the edit inserts.
+        """
+        if attempt.place is None:
+            return
+        values = {"table_id": attempt.table_id, "sequence": attempt.place.sequence}
+        for _ in tries(OLDER_SECONDS_MAX, pause=partial(backoff_seconds, seconds_min=0.01, seconds_max=0.2)):
+            older = run_statement(
+                self._supplier, lambda conn: _OLDER.fetch(conn, values), operation="find older loads"
+            )
+            if not older[0][0]:
+                return
 
     def confirm(self, attempt: WriteAttempt) -> None:
         """Makes an attempt durable.

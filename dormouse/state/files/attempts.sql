@@ -39,7 +39,15 @@ select
     (select coalesce(max(d.deletion_id), 0) from deletion d where d.table_id = %(table_id)s),
     clock_timestamp(), epoch, pg_current_snapshot()::text
 from tables
-where table_id = %(table_id)s;
+where table_id = %(table_id)s and (%(name)s::text is null or name = %(name)s);
+
+-- name: older
+-- Whether a load is open that began before a place was taken.
+select exists (
+    select from write_attempt
+    where table_id = %(table_id)s and sequence < %(sequence)s and sequence > 0
+        and abandoned_at is null and finished_at is null
+);
 
 -- name: announce
 -- Announces a planned writer before it writes its first object. Not if rows were deleted since it was planned, as an erasure

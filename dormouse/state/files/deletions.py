@@ -25,7 +25,7 @@ from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.stored_conditions import current_condition, given_condition
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Uuids, load
+from dormouse.postgres.queries import Call, Statement, Uuids, load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup
 from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.holds import lock_history
@@ -33,6 +33,10 @@ from dormouse.state.files.layout import MAY_BE_OF
 from dormouse.state.files.store import FileReferenceStore
 
 _QUERIES = load(__package__ or "", "deletions")
+_RECORD, _RECORD_WHOLE = (
+    Statement(_QUERIES[name].including(recorded=_QUERIES["recorded"]).on())
+    for name in ("record", "record_whole")
+)
 PAGE_FILES = 256
 _CANDIDATES = _QUERIES["candidates"].including(may_be_of=MAY_BE_OF)
 
@@ -125,15 +129,7 @@ class Deletions:
         - `TableNotFound`.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
-        bounds = deletion.bounds
-        values = {**key, **bounds.arrays(), "condition": deletion.condition, "by_values": deletion.by_values}
-        listed, schema = deletion.rows, self._own.table.schema
-        values |= {
-            "content_id": None if listed is None else narrow_id(listed.name),
-            "content": None if listed is None else listed.content,
-        }
-        values["min_key"] = encoded_beginning(schema, bounds.min_keys)
-        values["max_key"] = encoded_beginning(schema, bounds.max_keys)
+        values, schema = self._values(deletion), self._own.table.schema
         is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
         if version not in (None, schema.version):
             raise SchemaMoved(f"the columns of table {name!r} were changed")
@@ -143,11 +139,29 @@ class Deletions:
                 f"table {name!r} merges rows of equal key, so that a value is not that of one row: "
                 "delete by row keys and sort keys"
             )
-        rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
+        rows = _RECORD.fetch(conn, values)
         if not rows:
             raise TableNotFound.gone(name)
         [(deletion_id, deleted_at)] = rows
         return deletion_id, deleted_at
+
+    def record_whole(self, deletion: NewDeletion) -> Call:
+        """Returns a call that records a deletion, or fails, once writers are kept out."""
+        return _RECORD_WHOLE, self._values(deletion)
+
+    def _values(self, deletion: NewDeletion) -> dict[str, Any]:
+        listed, schema, bounds = deletion.rows, self._own.table.schema, deletion.bounds
+        return {
+            **bounds.arrays(),
+            "table_id": self._own.table.table_id,
+            "version": schema.version,
+            "condition": deletion.condition,
+            "by_values": deletion.by_values,
+            "min_key": encoded_beginning(schema, bounds.min_keys),
+            "max_key": encoded_beginning(schema, bounds.max_keys),
+            "content_id": None if listed is None else narrow_id(listed.name),
+            "content": None if listed is None else listed.content,
+        }
 
     def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """Returns the pending deletions, or all deletions without `pending_only`, sorted by number."""

@@ -2,9 +2,9 @@
 -- Whether rows of equal key are merged, and the version of the schema; locks both until the transaction ends.
 select properties ->> 'aggregate' is not null, schema_version from tables where table_id = %(table_id)s for share;
 
--- name: record
--- Records a deletion, and the rows that it lists, while writers are kept out.
-with recorded as (
+-- name: recorded
+-- Part of an update: records a deletion, and the rows that it lists, while writers are kept out.
+recorded as (
     insert into deletion (table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, epoch)
     select t.table_id, 1 + coalesce((select max(deletion_id) from deletion where table_id = %(table_id)s), 0),
         %(condition)s, %(min_keys)s::bytea[], %(max_keys)s::bytea[], %(min_key)s, %(max_key)s, %(by_values)s, t.epoch
@@ -17,7 +17,21 @@ with recorded as (
     from recorded
     where %(content_id)s::uuid is not null
 )
+
+-- name: record
+-- Records a deletion; returns its number and time.
+with {recorded}
 select deletion_id, deleted_at from recorded;
+
+-- name: record_whole
+-- Records a deletion; raises not_whole if the table was dropped, has other columns, or merges rows that it would match by values.
+with known as materialized (
+    select schema_version = %(version)s and not (%(by_values)s and properties ->> 'aggregate' is not null) as fits
+    from tables
+    where table_id = %(table_id)s
+    for share
+), {recorded}
+select case when (select bool_and(fits) from known) is not true or (select count(*) from recorded) = 0 then not_whole() end;
 
 -- name: list
 -- A table's deletions, pending ones or all, sorted by number.

@@ -19,6 +19,7 @@ from dormouse.errors import DormouseError
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Call, Statement, bytes_, execute_together, load
+from dormouse.postgres.session import COMMIT
 from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.deletions import Deletions, NewDeletion
@@ -33,7 +34,10 @@ _QUERIES = load(__package__ or "", "edits")
 _PARTS = {name: _QUERIES[name] for name in ("added", "near", "events")}
 _DISTURBED, _CHECK = (_QUERIES[name].including(**_PARTS) for name in ("disturbed", "check_undisturbed"))
 _LOCK_TABLE, _LOCK_KEYS = (Statement(_QUERIES[name].on()) for name in ("lock_table", "lock_keys"))
-_IN_THE_WAY = (pg.UniqueViolation, pg.UndefinedTable, pg.InvalidSqlStatementName)
+_WAITING = {
+    name: Statement(_QUERIES[name].on()) for name in ("wait_briefly", "wait_at_length", "wait_as_before")
+}
+_IN_THE_WAY = (pg.UniqueViolation, pg.UndefinedTable, pg.InvalidSqlStatementName, pg.LockNotAvailable)
 Span = tuple[bytes, bytes]
 """The smallest and the largest possible key of some rows; the ends may be only beginnings of keys."""
 
@@ -60,13 +64,17 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end."""
+    """The changes of one table by an edit; `attempts` are the ids of the write attempts that they end.
+
+    For `leftovers`, see `WriteAttempts.finish`.
+    """
 
     store: FileReferenceStore
     files: Sequence[FileWithReferences] = ()
     deletions: Sequence[NewDeletion] = ()
     reads: Sequence[Read] = ()
     attempts: Sequence[str] = ()
+    leftovers: bool = False
 
     @property
     def table_id(self) -> int:
@@ -88,9 +96,9 @@ class Disturbance:
 class Disturbed(Exception):
     """Nothing was committed, because of some disturbances."""
 
-    def __init__(self, found: Sequence[Disturbance]) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, disturbances: Sequence[Disturbance]) -> None:
+        super().__init__(disturbances)
+        self.disturbances = disturbances
 
 
 class _AppliedBefore(Exception):
@@ -104,6 +112,7 @@ def commit(
     *,
     along: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
     concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None = None,
+    lock_seconds_max: float | None = None,
 ) -> bool:
     """Commits the parts, at most one of each table; returns False if the commit was applied before.
 
@@ -111,14 +120,17 @@ def commit(
     changed rows that were read. With `concern`, raises it only for those of the disturbances that this
     function returns. It is called while other writers wait.
 
-    Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
+    With `lock_seconds_max`, it has the limits of a committer and tries to get locks for so long, in short
+    tries. Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
     """
     ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
+    is_impatient = lock_seconds_max is not None
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        for statement, values in (lock for number in ordered for lock in _locks(parts[number])):
-            statement.execute(conn, values)
-        if _is_applied(conn, parts, commit_id):
+        for number in ordered:
+            part = parts[number]
+            part.store.own.following(partial(_lock, conn, part, is_impatient=is_impatient), conn)
+        if parts and parts[0].store.is_applied(commit_id, conn):
             raise _AppliedBefore
         found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
         if found and (concern is None or (found := list(concern(found)))):
@@ -129,33 +141,50 @@ def commit(
 
     try:
         # at read committed, whatever the tables' isolation: the looks must be later than the locks
-        run = run_alone if any(part.deletions for part in parts) else run_transaction
-        once = partial(run, supplier, work, operation="edit rows")
-        parts[ordered[0]].store.own.following(once) if parts else once()
+        run: Callable[..., None] = run_transaction
+        if lock_seconds_max is not None:
+            run = partial(run_alone, seconds_max=lock_seconds_max, limits=COMMIT)
+        elif any(part.deletions for part in parts):
+            run = run_alone
+        run(supplier, work, operation="edit rows")
     except _AppliedBefore:
         return False
     return True
 
 
+def disturbances(supplier: Supplier, parts: Sequence[Part]) -> list[Disturbance]:
+    """Returns the commits up to now that may have changed rows that the parts read."""
+
+    def work(conn: psycopg.Connection[Any]) -> list[Disturbance]:
+        found = []
+        for number, part in enumerate(parts):
+            found += part.store.own.following(partial(_disturbances, conn, number, part), conn)
+        return found
+
+    return run_transaction(supplier, work, operation="look for other commits")
+
+
 def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
-    """Commits parts without deletions as `commit` does, in one round trip; returns whether it did.
+    """Commits parts without leftovers like `commit`, in one round trip; returns whether it did.
 
     Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
     """
     wholes = []
     for part in sorted(parts, key=lambda part: part.table_id):
         add = Commit(part.files, commit_id, expires=False, same_content=False)
-        whole = None if part.deletions else part.store.whole("add_files", [add], ending=part.attempts)
+        whole = None if part.leftovers else part.store.whole("add_files", [add], ending=part.attempts)
         if whole is None:
             return False
         wholes.append((part, whole))
 
     def work(conn: psycopg.Connection[Any]) -> bool:
-        calls: list[Call] = [lock for part, _ in wholes for lock in _locks(part)]
+        calls: list[Call] = [lock for part, _ in wholes for lock in _locks(part, at_once=True)]
         for part, _ in wholes:
             own = part.store.own
             calls += [(own.statement_of(_CHECK), own.values(read.values)) for read in part.reads]
-        calls += [(whole.statement, whole.values) for _, whole in wholes]
+        for part, whole in wholes:
+            calls += [Deletions(part.store).record_whole(deletion) for deletion in part.deletions]
+            calls.append((whole.statement, whole.values))
         error = execute_together(conn, calls)
         if error is None or error.sqlstate == NOT_WHOLE or isinstance(error, _IN_THE_WAY):
             return error is None
@@ -164,24 +193,34 @@ def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) ->
     return run_statement(supplier, work, operation="edit rows")
 
 
-def _locks(part: Part) -> list[Call]:
+def _locks(part: Part, *, at_once: bool = False, is_impatient: bool = False) -> list[Call]:
     """Returns the calls that wait for edits that may change the same rows, and for deletions.
 
-    If the part records a deletion, they wait for all writers. Without that, a deletion could come after the
-    check and before the new files, and not apply to these.
+    If the part records a deletion, they wait for all writers, `at_once` only briefly, as writers that come
+    later wait behind it. If `is_impatient`, the transaction limits all waits. Without these locks, a deletion
+    could come after the check and before the new files, and not apply to these.
     """
-    own = part.store.own
-    locks: list[Call] = [(own.statement("keep_writers_out" if part.deletions else "wait_for_deletions"), {})]
+    locks: list[Call] = []
     spans = [span for read in part.reads for span in read.spans]
     if spans or part.deletions:
         are_keys = not part.deletions and all(read.are_keys for read in part.reads) and len(spans) <= KEYS_MAX
         values = {"table_id": part.table_id, "min_keys": bytes_([low for low, _ in spans])}
+        # edits wait for each other in a queue, as long as it takes
         locks.append((_LOCK_KEYS if are_keys else _LOCK_TABLE, values))
-    return locks
+    own = part.store.own
+    if not part.deletions:
+        return [*locks, (own.statement("wait_for_deletions"), {})]
+    keep_out: Call = (own.statement("keep_writers_out"), {})
+    if is_impatient:
+        return [*locks, keep_out]
+    if at_once:
+        return [*locks, (_WAITING["wait_briefly"], {}), keep_out, (_WAITING["wait_as_before"], {})]
+    return [(_WAITING["wait_at_length"], {}), *locks, (_WAITING["wait_as_before"], {}), keep_out]
 
 
-def _is_applied(conn: psycopg.Connection[Any], parts: Sequence[Part], commit_id: str) -> bool:
-    return any(part.store.is_applied(commit_id, conn) for part in parts[:1])
+def _lock(conn: psycopg.Connection[Any], part: Part, *, is_impatient: bool) -> None:
+    for statement, values in _locks(part, is_impatient=is_impatient):
+        statement.execute(conn, values)
 
 
 def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
@@ -205,4 +244,4 @@ def _apply(conn: psycopg.Connection[Any], part: Part, commit_id: str) -> None:
         error: DormouseError = result.error
         raise error
     if part.attempts:
-        WriteAttempts.finish(conn, part.table_id, list(part.attempts))
+        WriteAttempts.finish(conn, part.table_id, list(part.attempts), leftovers=part.leftovers)

@@ -2,6 +2,18 @@
 -- Waits for other edits of the table, and makes later ones wait until the transaction ends.
 select pg_advisory_xact_lock(hashtextextended('edits', %(table_id)s));
 
+-- name: wait_briefly
+-- Makes waits for locks short, until wait_as_before.
+select set_config('dormouse.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '50ms', true);
+
+-- name: wait_at_length
+-- Makes waits for locks long, until wait_as_before.
+select set_config('dormouse.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '60s', true);
+
+-- name: wait_as_before
+-- Gives waits for locks the limit that they had.
+select set_config('lock_timeout', current_setting('dormouse.lock_timeout'), true);
+
 -- name: lock_keys
 -- The same, but only for edits of some keys and of the whole table. All transactions lock in the order of the hashes.
 select pg_advisory_xact_lock_shared(hashtextextended('edits', %(table_id)s)), (

@@ -106,8 +106,7 @@ class FileReferenceStore:
     ) -> Whole | None:
         """Returns a faster statement that applies all commits in its own transaction, or None if none can.
 
-        If `names` is not empty, the statement fails unless the table's name is in it. It also ends the write
-        attempts `ending`, or fails.
+        It fails unless the table's name is in `names`, if any, and the attempts `ending` can end.
         """
         return whole_statement(self.own, kind, commits, names, ending)
 
@@ -283,10 +282,7 @@ class FileReferenceStore:
         self.own.execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})
 
     def removed_since(self, snapshot: str, conn: psycopg.Connection[Any]) -> list[FileReference]:
-        """Returns the references in a snapshot that were removed after it.
-
-        The removal log must reach back to the snapshot.
-        """
+        """Returns the references in a snapshot, back to which the removal log reaches, removed after it."""
         rows = self.own.execute(conn, "gone_since_snapshot", {"snapshot": snapshot}).fetchall()
         if any(row[0] is None for row in rows):
             raise MetadataDamaged(

@@ -110,7 +110,7 @@ def test_variables_of_a_statement_are_removed_before_the_next() -> None:
     with pytest.raises(InvalidQuery, match="a parameter cannot be used"):
         of(f"from t where k in ({', '.join('?' * 41)})", [*parameters, object()])
     of(f"from t where k in ({', '.join('?' * 40)})", parameters)
-    with wanted_module._planner() as planner:
+    with wanted_module.idle_planner() as planner:
         assert planner._connection.execute("select count(*) from duckdb_variables()").fetchone() == (0,)
 
 
