@@ -51,7 +51,6 @@ from dormouse.writing.edited_rows import (
     identity,
     key_text,
     new_rows,
-    placed,
     target_text,
 )
 from dormouse.writing.edits import Computed, Concern
@@ -246,7 +245,7 @@ class _Computation:
         self._clauses = clauses
         self._acting = clauses.acting
         moment = microseconds() if clauses.tells_time else None
-        self._rows = TableRows(merge.sessions, placed(context), moment)
+        self._rows = TableRows(merge.sessions, context.placed, moment)
         self._gone = identity(context, clauses.columns)
         self._is_keyed = is_keyed(context.properties)
         by = context.properties.newest_by
