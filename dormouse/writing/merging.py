@@ -375,7 +375,9 @@ class _Computation:
         self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, before: pa.RecordBatch, outcome: Outcome
     ) -> Edited:
         def of(action: str) -> np.ndarray[Any, Any]:
-            return np.array([one.action == action for one in self._acting])[clauses]
+            is_of = np.array([one.action == action for one in self._acting])
+            found: np.ndarray[Any, Any] = is_of[clauses]
+            return found
 
         inserted, deleted = of("insert"), of("delete")
         # a mark of deletion for a key that the table does not have deletes no row
@@ -473,9 +475,8 @@ class _Computation:
         """Returns ranges with the values of columns of staged rows; `columns` gives them by row key."""
         found = {}
         for key, column in columns.items():
-            ranges = self._values_of(rows, column)
-            if ranges is not None:
-                found[key] = ranges
+            if (values := self._values_of(rows, column)) is not None:
+                found[key] = values
         ranges = KeyRanges(found)
         for key in found:
             if self._schema.field(key).type == INT:
