@@ -42,7 +42,7 @@ valid.
 """
 KINDS = (
     "add_files", "assign_job_ids", "replace_file_references", "split_file_references",
-    "delete_collected_files", "split_partition",
+    "delete_collected_files", "split_partition", "edit_tables",
 )  # fmt: skip
 
 
@@ -113,7 +113,20 @@ class Forger:
                 "partition_id": self._partition(),
                 "point": self._dice.choice([{"int": self._made % 9}, {"str": "b"}, {"bytes": "YQ=="}]),
             },
+            "edit_tables": lambda: {"table_id": self._table_id, "parts": [self._edit()]},
         }[kind]()  # fmt: skip
+
+    def _edit(self) -> dict[str, Any]:
+        condition = self._dice.choice(['{"key": 1}', "{}", "[1]", "{", '{"other": 1}'])
+        bounds = self._dice.choice([[[], []], [[None], [None]], [["YQ=="], ["YQ=="]], [["YQ=="], []]])
+        attempts = self._dice.choices(self._attempts, k=1) if self._dice.random() < 0.2 else []
+        snapshot = self._dice.choice(["1:1:", "9999:9999:", "1:9:3,5", "9:1:"])
+        return {"table": "t", "table_id": self._table_id, "attempt_ids": attempts} | {
+            "files": self._some(self._file),
+            "deletions": [{"condition": condition, "bounds": bounds, "by_values": self._dice.random() < 0.5}],
+            "reads": [{"snapshot": snapshot, "spans": [["", "YQ=="]], "are_keys": self._dice.random() < 0.5}],
+            "schema_version": self._dice.choice([None, 1, 2]),
+        }
 
     def _some(self, make: Any) -> list[Any]:
         return [make() for _ in range(self._dice.choice([1, 1, 1, 2, 4]))]

@@ -247,6 +247,10 @@ class Lake:
         """Returns the rows that each table should have."""
         return {name: self._arrow(name, self._expected(name)) for name in self._rows}
 
+    def has(self, table: str, rows: Sequence[Row]) -> None:
+        """Replaces the rows that a table should have, after an edit."""
+        self._rows[table] = [*rows]
+
     def answer(self, statement: Statement) -> pa.Table:
         answer = self._instance.sql(statement.text, statement.parameters, as_of=self.as_of)
         return answer.read_all()

@@ -16,6 +16,7 @@ VERSION = "__schema"
 """The key of the schema's version in a stored condition. The key is missing if the version is 1."""
 ROWS = "__rows"
 """The key, in a stored condition, of the rows that a deletion of rows lists."""
+CONDITION_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)

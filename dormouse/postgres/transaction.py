@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
@@ -186,15 +186,18 @@ def run_alone(
     A transaction that waits for a lock holds up all that come later. So each try waits only briefly, and the
     whole work is retried. Raises `TableBusy` after `seconds_max`, and the errors of `run_transaction`.
     """
+    refusal: errors.LockNotAvailable | None = None
     for lock_ms in impatiently(seconds_max):
-        with suppress(errors.LockNotAvailable):
+        try:
             return run_transaction(
                 supplier, work, limits=limits, lock_ms=lock_ms, operation=operation, **options
             )
+        except errors.LockNotAvailable as error:
+            refusal = error
     raise TableBusy(
         f"{operation}: it got no exclusive lock within {seconds_max:g} s, because other transactions use "
         f"the data (a long query, a backup, a process that hangs); nothing was changed, try again later"
-    )
+    ) from refusal
 
 
 def impatiently(seconds_max: float) -> Iterator[int]:

@@ -119,6 +119,43 @@ def content_name(object_prefix: str, content: bytes) -> str:
     return f"{object_prefix}{INLINED}/{digest}/rows{parquet_suffix(1)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Prefixes:
+    """The values that sorted rows have in their first columns together, numbered from 0 in their order.
+
+    `numbers` has the number of each row. If the last of these columns has integers, `values` has the distinct
+    ones, and `pairs` a number for each row, made of that of the columns before it and its value's place.
+    """
+
+    numbers: Numbers
+    values: Numbers | None
+    pairs: Numbers | None
+
+    @staticmethod
+    def of(before: _Prefixes | None, column: pa.Array, integers: Numbers | None) -> _Prefixes:
+        """Returns the prefixes that end with a column; `before` are those that end before it."""
+        is_new = np.ones(len(column), bool)
+        is_new[1:] = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)).to_numpy(False)
+        earlier = np.zeros(len(column), np.int64) if before is None else before.numbers
+        is_new[1:] |= earlier[1:] != earlier[:-1]
+        if integers is None:
+            return _Prefixes(np.cumsum(is_new) - 1, None, None)
+        values, places = np.unique(integers, return_inverse=True)
+        return _Prefixes(np.cumsum(is_new) - 1, values, earlier * len(values) + places)
+
+    def places(self, earlier: Numbers, integers: Numbers, start: int, end: int) -> Numbers:
+        """Returns the first of the rows from `start` to `end` with a prefix, for several; -1 without one.
+
+        A prefix is the number of an `earlier` one, and an integer.
+        """
+        if self.values is None or self.pairs is None:
+            raise AssertionError("the last column of the prefixes has no integers")
+        at = np.minimum(np.searchsorted(self.values, integers), len(self.values) - 1)
+        near, wanted = self.pairs[start:end], earlier * len(self.values) + at
+        places = np.minimum(np.searchsorted(near, wanted), len(near) - 1)
+        return np.where((self.values[at] == integers) & (near[places] == wanted), places + start, -1)
+
+
 class RowSearch:
     """A search for the rows that are equal to one of some rows."""
 
@@ -127,11 +164,15 @@ class RowSearch:
         self._kinds = list(kinds)
         self._columns = [comparable(one, kind) for one, kind in zip(columns, kinds, strict=True)]
         self._numbers = [_numbers(one) for one in self._columns]
+        self._prefixes: list[_Prefixes] = []
+        for column, numbers in zip(self._columns[:ordered], self._numbers, strict=False):
+            before = self._prefixes[-1] if self._prefixes else None
+            self._prefixes.append(_Prefixes.of(before, column, numbers))
         self._ordered = ordered
 
     @property
     def byte_count(self) -> int:
-        return sum(2 * one.nbytes for one in self._columns)
+        return sum(2 * int(one.nbytes) for one in self._columns) + 24 * self._ordered * len(self._columns[0])
 
     def flags(self, columns: Sequence[pa.Array]) -> Flags:
         """Returns a flag for each row: true if it is equal to one of the searched rows."""
@@ -148,11 +189,12 @@ class RowSearch:
         at = np.arange(rows)
         if start == end:
             return at[:0]
-        if first < self._ordered and not columns[first].null_count:
-            found = self._places(first, columns[first], start, end)
-            at, places = np.flatnonzero(found >= 0), found[found >= 0]
-            if self._has_each_once(first, start, end):
-                return self._paired(columns, first + 1, at, places)
+        places, compared = self._places(columns, first, start, end)
+        at, places = at[places >= 0], places[places >= 0]
+        if compared > first:
+            near = self._prefixes[compared - 1].numbers[start:end]
+            if np.all(near[1:] > near[:-1]):
+                return self._paired(columns, compared, at, places)
         return self._grouped(columns, first, at, np.arange(start, end))
 
     def _paired(self, columns: Sequence[pa.Array], first: int, at: Numbers, wanted: Numbers) -> Numbers:
@@ -205,25 +247,26 @@ class RowSearch:
         ends = pc.min_max(known)
         return ends["min"].as_py(), ends["max"].as_py()
 
-    def _places(self, number: int, column: pa.Array, start: int, end: int) -> Numbers:
-        """Returns the place of an equal value among consecutive searched rows; -1 without one."""
-        known, values = comparable(column, self._kinds[number]), self._numbers[number]
-        numbers = None if values is None else _numbers(known)
-        if values is None or numbers is None:
-            near = self._columns[number].slice(start, end - start)
-            places = pc.index_in(known, near).fill_null(-1).to_numpy().astype(np.int64)
-            return np.where(places < 0, -1, places + start)
-        near = values[start:end]
-        places = np.minimum(np.searchsorted(near, numbers), len(near) - 1)
-        return np.where(near[places] == numbers, places + start, -1)
+    def _places(self, columns: Sequence[pa.Array], first: int, start: int, end: int) -> tuple[Numbers, int]:
+        """Returns the first row from `start` to `end` that is equal to each row in some columns; or -1.
 
-    def _has_each_once(self, number: int, start: int, end: int) -> bool:
-        """Returns whether consecutive searched rows, which ascend by a column, all differ in it."""
-        values = self._numbers[number]
-        if values is not None:
-            return bool(np.all(values[start + 1 : end] > values[start : end - 1]))
-        before = self._columns[number].slice(start, end - start - 1)
-        return not pc.any(pc.equal(before, self._columns[number].slice(start + 1, end - start - 1))).as_py()
+        These are columns from `first` on, by which the searched rows ascend. Also returns the column after
+        them.
+        """
+        places = np.full(len(columns[0]), start)
+        for number in range(first, self._ordered):
+            known = comparable(columns[number], self._kinds[number])
+            integers = _numbers(known)
+            if integers is not None and self._numbers[number] is not None:
+                earlier = self._prefixes[number - 1].numbers[places] if number else np.zeros_like(places)
+                found = self._prefixes[number].places(earlier, integers, start, end)
+            elif number == first and not known.null_count:
+                near = self._columns[number].slice(start, end - start)
+                found = pc.index_in(known, near).fill_null(-1 - start).to_numpy().astype(np.int64) + start
+            else:
+                return places, number
+            places = np.where((places < 0) | (found < 0), -1, found)
+        return places, self._ordered
 
     def _codes(self, number: int, column: pa.Array, wanted: Numbers) -> Numbers:
         """Returns numbers that are equal for equal values: of the searched rows, then of the others."""

@@ -22,7 +22,12 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.stored_conditions import ListedRows, current_condition, stored_condition
+from dormouse.model.stored_conditions import (
+    CONDITION_BYTES_MAX,
+    ListedRows,
+    current_condition,
+    stored_condition,
+)
 from dormouse.model.table import ROWS_MAX
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
@@ -35,7 +40,6 @@ Where = Mapping[str, Any] | Region | None
 _MANY = (list, tuple, set, frozenset)
 _ENDS = {"min", "max"}
 _INCLUSIVE = {"min_inclusive", "max_inclusive"}
-CONDITION_BYTES_MAX = 64 * 1024
 PARSED_MAX = 16_384
 """The most parsed conditions that are cached for all tables together.
 

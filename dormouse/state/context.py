@@ -76,6 +76,7 @@ class JobCommits(Protocol):
         same id was applied before. Raises:
 
         - `InvalidCommitRequest` when nothing was sent, because the request is too large or adds nothing;
+        - `EditConflict` or `SchemaMoved` when an edit must be computed again. The attempt stays open.
         - `CommitRejected`, `AttemptAbandoned` or another `CommitFailed` when nothing was or will be applied;
         - `CommitOutcomeUnknown` only when the database no longer answers.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -25,6 +25,7 @@ from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
     EditConflict,
+    InvalidCommitRequest,
     InvalidInput,
     QueryOvertaken,
 )
@@ -40,7 +41,9 @@ from dormouse.reading.changes import CHANGE, DELETE, INSERT, Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.keyed_changes import UPSERT
 from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
-from dormouse.state.context import TableContext
+from dormouse.state.commits.edit_requests import edit_of
+from dormouse.state.commits.requests import EditTables
+from dormouse.state.context import JobCommits, TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion, encoded_beginning
 from dormouse.state.files.edits import (
@@ -51,6 +54,7 @@ from dormouse.state.files.edits import (
     Span,
     commit,
     commit_at_once,
+    disturbances,
 )
 from dormouse.state.history.moments import now
 from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
@@ -214,6 +218,8 @@ class Edit:
         self._planned: list[_Planned] = []
         self._works: list[Callable[[psycopg.Connection[Any]], object]] = []
         self._open: list[tuple[TableContext, WriteAttempt]] = []
+        self._is_sent = False
+        """True once a request was sent to the commit queue."""
 
     def __enter__(self) -> Edit:
         return self
@@ -278,7 +284,8 @@ class Edit:
                 found = disturbed.disturbances
                 concerned = found if concern is not None else self._concerned(found)
                 looks += 1
-                if concerned:
+                # a request of this edit may be among the commits that disturbed it: then it is sent again
+                if concerned and not (self._is_sent and self.is_applied(self._planned[0].context)):
                     self._compute_again(concerned)
                     looks = 0
             except SchemaMoved:
@@ -414,7 +421,15 @@ class Edit:
         parts: Sequence[Part],
         concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None,
     ) -> bool:
-        """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit."""
+        """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit.
+
+        Uses the commit queue if all tables commit asynchronously, objects were written, and the request is
+        not too large for the queue.
+        """
+        recorded = next((planned for planned in self._planned if planned.is_recorded), None)
+        if concern is None and recorded is not None and (commits := self._commits) is not None:
+            with suppress(InvalidCommitRequest):
+                return self._sent(parts, commits, recorded.attempt)
         unknown: CommitOutcomeUnknown | None = None
         pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
         at_once = concern is None and not self._works
@@ -427,8 +442,28 @@ class Edit:
                 unknown = error
                 continue
             # an id of this process's own was applied by the transaction whose answer was lost
-            return applied or (unknown is not None and self.is_new)
+            return applied or ((unknown is not None or self._is_sent) and self.is_new)
         raise unknown or AssertionError
+
+    @property
+    def _commits(self) -> JobCommits | None:
+        """The queue, if all tables commit through it. It carries no other work."""
+        found = [planned.context.async_commits for planned in self._planned]
+        return None if self._works or self._leftovers or None in found else found[0]
+
+    def _sent(self, parts: Sequence[Part], commits: JobCommits, attempt: WriteAttempt) -> bool:
+        """Sends the parts as one request, and waits for its outcome, which the attempt tells.
+
+        Otherwise like `_committed`.
+        """
+        # the request's first table is the one whose attempt is asked for
+        ordered = sorted(parts, key=lambda part: part.table_id != attempt.table_id)
+        request = EditTables(commit_id=self._commit_id, parts=tuple(map(edit_of, ordered)))
+        was_sent, self._is_sent = self._is_sent, True
+        try:
+            return commits.commit(request, attempt) or (was_sent and self.is_new)
+        except EditConflict:
+            raise Disturbed(disturbances(self._supplier, parts)) from None
 
 
 def _concerns(

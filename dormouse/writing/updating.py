@@ -16,6 +16,7 @@ from dormouse.model.cut import Position
 from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges
+from dormouse.model.stored_conditions import CONDITION_BYTES_MAX
 from dormouse.model.table import SEQUENCE, is_keyed
 from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
@@ -25,7 +26,7 @@ from dormouse.reading.sql.evaluating import evaluator
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
-from dormouse.reading.where import CONDITION_BYTES_MAX, Condition, DeleteWhere, Question
+from dormouse.reading.where import Condition, DeleteWhere, Question
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion

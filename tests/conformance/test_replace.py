@@ -18,9 +18,8 @@ from dormouse.errors import (
 )
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.facts import KeyBounds
 from tests.stored import assign, file, jobs_of, live, ref, replace, split, unreferenced
-from tests.support.state import FileReferenceStore
+from tests.support.state import FileReferenceStore, KeyBounds
 
 
 @pytest.fixture(autouse=True)

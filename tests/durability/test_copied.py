@@ -19,7 +19,6 @@ from dormouse.embedded.server import _binaries
 from dormouse.errors import ConsumerExpired, CutExpired, InstanceError, InstanceReadOnly
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS
-from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.totals import Totals
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
@@ -31,7 +30,7 @@ from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
 from tests.support.model import TableProperties
 from tests.support.objects import open_store
-from tests.support.state import LAYOUTS, Catalog, Erasure, NewDeletion, TableContext, WriteAttempts
+from tests.support.state import LAYOUTS, Catalog, Erasure, KeyBounds, NewDeletion, TableContext, WriteAttempts
 
 FAR = 1_000_000
 """A number of transactions that is larger than that of any test."""

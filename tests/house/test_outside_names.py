@@ -17,7 +17,7 @@ NAMES = {
     "dormouse.model.file_reference": "FileReference FileWithReferences AssignJobIdRequest "
     "ReplaceFileReferencesRequest SplitFileReferenceRequest CheckAssignmentRequest",
     "dormouse.commits.requests": "AddFiles AssignJobIds SplitFileReferences ReplaceFileReferences "
-    "DeleteCollectedFiles SplitPartition CommitRequest Envelope",
+    "DeleteCollectedFiles SplitPartition EditTables TableEdit CommitRequest Envelope",
     "dormouse.postgres": "migrate ConnectionSupplier",
     "dormouse.postgres.migrate": "migrate",
     "dormouse.system.restore": "restore_objects",

@@ -18,11 +18,10 @@ from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.selects import THERE, Select
 from dormouse.reading.table_view import plan_tables
-from dormouse.writing.ingest import keyed_rows
 from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges, question
-from tests.support.writing import commit_files, compact, write_leaves
+from tests.support.writing import commit_files, compact, keyed_rows, write_leaves
 
 SCHEMA = dm.Schema(
     [dm.Field("place", dm.STRING), dm.Field("id", dm.LONG)],

@@ -30,9 +30,9 @@ from dormouse.errors import (
     InvalidQuery,
     NotARowTable,
 )
-from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.spark import merge, merges
 from tests.support.api import Instance, Table
+from tests.support.objects import SKETCHES_SUFFIX
 from tests.support.reading import arrow_schema
 
 ROWS = dm.Schema(

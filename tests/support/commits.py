@@ -11,8 +11,10 @@ from dormouse.state.commits.requests import (
     AddFiles,
     CommitRequest,
     DeleteCollectedFiles,
+    EditTables,
     Envelope,
     ReplaceFileReferences,
+    TableEdit,
     encode,
 )
 
@@ -21,11 +23,13 @@ __all__ = [
     "CommitRequest",
     "Committer",
     "DeleteCollectedFiles",
+    "EditTables",
     "Envelope",
     "Message",
     "PointerQueue",
     "PostgresQueue",
     "ReplaceFileReferences",
+    "TableEdit",
     "Tables",
     "encode",
 ]

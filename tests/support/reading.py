@@ -7,7 +7,7 @@ from dormouse.model.region import KeyRanges
 from dormouse.reading import gone_rows, row_numbers, row_sets
 from dormouse.reading.executor import query
 from dormouse.reading.sql import selects
-from dormouse.reading.sql.parsed import reviewed as functions_review
+from dormouse.reading.sql.parsed import reviewed
 from dormouse.reading.sql.scalars import RANDOM, constant_text, scalar
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
@@ -19,11 +19,11 @@ __all__ = [
     "KeyRanges",
     "arrow_schema",
     "constant_text",
-    "functions_review",
     "gone_rows",
     "plan_query",
     "query",
     "question",
+    "reviewed",
     "row_numbers",
     "row_sets",
     "scalar",

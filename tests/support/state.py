@@ -7,7 +7,9 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.compaction_jobs import CompactionJob
-from dormouse.state.files.deletions import Erasure, NewDeletion
+from dormouse.state.files.deletions import Erasure, NewDeletion, RowsContent
+from dormouse.state.files.edits import Read
+from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
@@ -25,9 +27,12 @@ __all__ = [
     "Erasure",
     "FileChecks",
     "FileReferenceStore",
+    "KeyBounds",
     "Kind",
     "NewDeletion",
     "PartitionStore",
+    "Read",
+    "RowsContent",
     "TableContext",
     "TreeCache",
     "WriteAttempt",

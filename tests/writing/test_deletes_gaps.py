@@ -12,8 +12,9 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.stored_conditions import CONDITION_BYTES_MAX
 from dormouse.postgres.migrate import settle
-from dormouse.reading.where import CONDITION_BYTES_MAX, condition_of
+from dormouse.reading.where import condition_of
 from dormouse.writing.deleting import DeleteReport
 from tests.serving import serving
 from tests.support.reading import question

@@ -16,12 +16,11 @@ import pytest
 
 import dormouse as dm
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.state.files.facts import KeyBounds
 from tests.commits import assignment
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles
-from tests.support.state import LAYOUTS, NewDeletion
+from tests.support.state import LAYOUTS, KeyBounds, NewDeletion
 from tests.support.writing import open_source, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])

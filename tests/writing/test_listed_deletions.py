@@ -175,6 +175,11 @@ def test_every_reader_leaves_out_listed_rows(instance: Instance, layout: str) ->
             assert not model.table.compact(engine="local").errors
             model.check()
             model.table.collect_garbage()
+        elif step == 2:
+            leaves = model.table.partitions.leaves()
+            assert len(leaves) > 1
+            model.table.partitions.merge([leaf.partition_id for leaf in leaves])
+            model.check()
     model.table.convert_layout(LAYOUTS[(LAYOUTS.index(layout) + 1) % len(LAYOUTS)])
     model.check()
     for cut, rows in cuts:

@@ -17,13 +17,12 @@ from dormouse.postgres import ConnectionSupplier, queries, run_transaction
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
 from dormouse.state.commits.pointers import sweep_bodies
 from dormouse.state.commits.queue import TablesRenamed
-from dormouse.state.files.facts import KeyBounds
 from tests.standard import OF_KEYS
 from tests.stored import assign, check, clock, query, ref, replace, split
 from tests.support.commits import Message, PostgresQueue
 from tests.support.model import TableProperties, narrow_id
 from tests.support.objects import open_store
-from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, TableContext, WriteAttempts
+from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, KeyBounds, TableContext, WriteAttempts
 from tests.work_of import measured
 
 Step = tuple[str, Callable[[], Any]]

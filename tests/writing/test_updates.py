@@ -231,7 +231,8 @@ def test_edits_see_columns_as_they_are_now(instance: Instance, keep: str) -> Non
     judged.edit(
         Merge(sessions, source, ["k", "c"], when),
         "MERGE INTO t USING source AS s ON (t.k = s.k AND t.c = s.c) "
-        "WHEN MATCHED AND t.n = 8 THEN UPDATE SET j = s.j WHEN NOT MATCHED THEN INSERT (k, c, j) VALUES (s.k, s.c, s.j)",
+        "WHEN MATCHED AND t.n = 8 THEN UPDATE SET j = s.j "
+        "WHEN NOT MATCHED THEN INSERT (k, c, j) VALUES (s.k, s.c, s.j)",
         source=source,
     )
     table.compact()

@@ -1,5 +1,8 @@
 """The application of a batch of commit requests: one transaction for each table, one answer for each request.
 
+Edits of several tables come after the other requests, each in a transaction of its own, and wait for locks
+only briefly.
+
 The kinds of requests are applied in a fixed order, so that each kind finds the results of the kinds before
 it. A request may lack its inputs, such as a file that another request adds. It is retried at once if the pass
 applied any request, and later otherwise. When a statement fails as a whole, the batch is halved until the
@@ -40,6 +43,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Call, execute_each, load
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
+from dormouse.state.commits.edit_requests import apply_edit
 from dormouse.state.commits.outcomes import (
     BUSY,
     NOT_OUR_SCHEMA,
@@ -55,10 +59,11 @@ from dormouse.state.commits.outcomes import (
 )
 from dormouse.state.commits.requests import (
     CommitRequest,
+    EditTables,
     Envelope,
     SplitPartition,
+    Target,
     attempt_of,
-    names_of_new_files,
     source_of,
 )
 from dormouse.state.files.operations import Commit, CommitResult, Kind, RefusedPart
@@ -105,14 +110,16 @@ class Tables:
         self._lock = threading.Lock()
         self._kept: dict[int, _Kept] = {}
 
-    def named(self, wanted: Iterable[tuple[int | None, str]]) -> dict[tuple[int | None, str], CommitTable]:
+    def named(
+        self, wanted: Iterable[tuple[int | None, str]], *, fresh: bool = False
+    ) -> dict[tuple[int | None, str], CommitTable]:
         """Returns the tables that exist, by (id, name).
 
         An id decides which table is meant, because the table may have been renamed. A name is used only
-        without an id.
+        without an id. With `fresh`, reads the row of each table again.
         """
         keys = set(wanted)
-        known = self._checked_lately({key for key, _ in keys if key is not None})
+        known = {} if fresh else self._checked_lately({key for key, _ in keys if key is not None})
         ids = [key for key, _ in keys if key is not None and key not in known and 0 < key <= _INTEGER_MAX]
         names = [name for key, name in keys if key is None and is_text(name)]
         by_name: dict[str, CommitTable] = {}
@@ -205,7 +212,11 @@ _ITEMS_ALONE = {"split_file_references", "replace_file_references"}
 _NEVER_EXPIRE = {"add_files"}
 _QUERIES = load(__package__ or "", "apply")
 
+EDIT_LOCK_SECONDS_MAX = 1.0
+"""How long the edits of a batch wait for locks, in seconds. After that, each tries once, for a moment."""
+
 Requests = dict[int, CommitRequest]
+Edits = dict[int, tuple[EditTables, list[CommitTable]]]
 Outcomes = dict[int, CommitOutcome]
 
 
@@ -215,7 +226,7 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
     Raises only `InstanceTooNew`. Every other error, of a request or of the database, becomes an outcome.
     """
     try:
-        batches, outcomes = _batches(tables, envelopes)
+        batches, edits, outcomes = _batches(tables, envelopes)
     except Exception as error:
         check_schema(tables.supplier, error)
         return [_answered(e.request, e.table_id, error) for e in envelopes]
@@ -224,6 +235,7 @@ def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
     for batch, requests in batches:
         if not requests.keys() <= outcomes.keys():
             outcomes |= batch.apply(requests)
+    outcomes |= _edited(tables.supplier, edits)
     return [outcomes[number] for number in range(len(envelopes))]
 
 
@@ -234,40 +246,44 @@ def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOut
     that was not applied. The caller then uses `apply`, which may use several statements and gives the
     reasons.
     """
-    batches, refused = _batches(tables, envelopes)
+    batches, _, refused = _batches(tables, envelopes)
     outcomes = _sent_together(tables.supplier, batches, as_named=True)
     return [outcomes.get(number) if number not in refused else None for number in range(len(envelopes))]
 
 
 def _batches(
     tables: Tables, envelopes: Sequence[Envelope]
-) -> tuple[list[tuple[_TableBatch, Requests]], Outcomes]:
-    """Groups requests by table; returns two things.
+) -> tuple[list[tuple[_TableBatch, Requests]], Edits, Outcomes]:
+    """Groups requests by table; returns three things.
 
     1. A batch for each table, with its requests by their position in `envelopes`.
-    2. The outcomes of the refused requests, by position. Their table is missing, or a file name is not
-       allowed.
+    2. The edits of several tables, by position, with their tables.
+    3. The outcomes of the refused requests, by position. A table is missing, or a file name is not allowed.
     """
     outcomes: Outcomes = {}
-    found = tables.named((e.table_id, e.request.table) for e in envelopes)
-    missing = tables.lacks(
-        {(e.request.table, e.table_uuid) for e in envelopes if (e.table_id, e.request.table) not in found}
-    )
+    targets = [envelope.targets for envelope in envelopes]
+    edited = {t.key for e in envelopes if isinstance(e.request, EditTables) for t in e.targets}
+    found = tables.named({t.key for each in targets for t in each} - edited)
+    found |= tables.named(edited, fresh=True)  # their deletions must be of the present columns
+    missing = tables.lacks({(t.table, t.uuid) for each in targets for t in each if t.key not in found})
     groups: dict[int, tuple[CommitTable, Requests]] = {}
-    for number, envelope in enumerate(envelopes):
-        request, table = envelope.request, found.get((envelope.table_id, envelope.request.table))
-        if table is None:
-            outcomes[number] = _answered(request, None, missing[request.table, envelope.table_uuid])
-            continue
+    edits: Edits = {}
+    for number, (envelope, each) in enumerate(zip(envelopes, targets, strict=True)):
+        request, first = envelope.request, found.get(each[0].key)
         try:
-            _check_timeline(envelope, table.record)
-            for name in names_of_new_files(request):
-                check_file_name(name, table.record.object_prefixes)
-        except (InvalidName, TableOfAnotherTimeline) as error:
-            outcomes[number] = _answered(request, table.record.table_id, error)
+            for target in each:
+                if target.key not in found:
+                    raise missing[target.table, target.uuid]
+                _check(request, target, found[target.key].record)
+        except (InvalidName, TableNotFound) as error:
+            outcomes[number] = _answered(request, None if first is None else first.record.table_id, error)
             continue
-        groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
-    return [(_TableBatch(tables, table), requests) for table, requests in groups.values()], outcomes
+        of = [found[target.key] for target in each]
+        if isinstance(request, EditTables):
+            edits[number] = request, of
+        else:
+            groups.setdefault(of[0].record.table_id, (of[0], {}))[1][number] = request
+    return [(_TableBatch(tables, table), requests) for table, requests in groups.values()], edits, outcomes
 
 
 def _sent_together(
@@ -467,6 +483,35 @@ def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
     ]
 
 
+def _edited(supplier: Supplier, edits: Edits) -> Outcomes:
+    """Applies edits, one after the other; returns their outcomes.
+
+    Puts off the edits of a table for which an earlier one got no lock, so that they do not hold up the batch.
+    """
+    outcomes: Outcomes = {}
+    busy: dict[int, Exception] = {}
+    ends = time.monotonic() + EDIT_LOCK_SECONDS_MAX
+    for number, (request, of) in edits.items():
+        table_ids = [table.record.table_id for table in of]
+        try:
+            for table_id in busy.keys() & table_ids:
+                raise busy[table_id]
+            stores = [table.store for table in of]
+            is_new = apply_edit(supplier, request, stores, max(0.0, ends - time.monotonic()))
+            outcomes[number] = _answer(request, table_ids[0], "applied" if is_new else "applied_before")
+        except Exception as error:
+            check_schema(supplier, error)
+            if isinstance(error, TableBusy):
+                alone = [
+                    table_id
+                    for table_id, part in zip(table_ids, request.parts, strict=True)
+                    if part.deletions
+                ]
+                busy |= dict.fromkeys(alone or table_ids, error)
+            outcomes[number] = _answered(request, table_ids[0], error)
+    return outcomes
+
+
 def _without_repeated_ids(requests: Requests) -> list[Requests]:
     """Divides requests into waves that are applied one after another.
 
@@ -490,16 +535,18 @@ def _halving_is_no_use(error: Exception) -> bool:
     return isinstance(reason, _HALVING_IS_NO_USE)
 
 
-def _check_timeline(envelope: Envelope, table: TableRecord) -> None:
-    """Raises `TableOfAnotherTimeline` if the table's UUID differs from that in the request.
+def _check(request: CommitRequest, target: Target, table: TableRecord) -> None:
+    """Raises `InvalidName` for a file of another table, and `TableOfAnotherTimeline` if the UUIDs differ.
 
     A database that was restored from a backup may give the id of a lost table to a new one.
     """
-    if envelope.table_uuid not in (None, table.uuid):
+    if target.uuid not in (None, table.uuid):
         raise TableOfAnotherTimeline(
-            f"commit {envelope.request.commit_id!r} is for the table {envelope.request.table!r} of UUID "
-            f"{envelope.table_uuid}, which this database does not have: it was restored to a moment before it"
+            f"commit {request.commit_id!r} is for the table {target.table!r} of UUID {target.uuid}, which "
+            "this database does not have: it was restored to a moment before it"
         )
+    for name in target.new_files:
+        check_file_name(name, table.object_prefixes)
 
 
 def _answered(request: CommitRequest, table_id: int | None, error: Exception) -> CommitOutcome:
@@ -507,7 +554,7 @@ def _answered(request: CommitRequest, table_id: int | None, error: Exception) ->
 
 
 def _answer(
-    request: CommitRequest, table_id: int | None, state: State, error: Exception | None
+    request: CommitRequest, table_id: int | None, state: State, error: Exception | None = None
 ) -> CommitOutcome:
     text, kind = (None, None) if error is None else (text_of(error), error_class(error))
     waits = state == "try_later" and error is not None and only_waits(error)

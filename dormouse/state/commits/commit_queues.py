@@ -53,7 +53,7 @@ from dormouse.state.commits.queue import (
     more_and_more,
     queue_number,
 )
-from dormouse.state.commits.requests import CommitRequest, Envelope, encode
+from dormouse.state.commits.requests import CommitRequest, EditTables, Envelope, encode, table_names
 from dormouse.state.files.attempts import WriteAttempts
 
 if TYPE_CHECKING:
@@ -100,14 +100,15 @@ class DirectCommits:
 
     def _apply(self, requests: Sequence[CommitRequest]) -> list[CommitOutcome]:
         began = time.monotonic()
-        tables = self._tables.named((None, request.table) for request in requests)
+        names = [name for request in requests for name in table_names(request)]
+        tables = self._tables.named((None, name) for name in names)
         if len(self._ids) > KEPT_MAX:
             self._ids.clear()
-        for request in requests:
-            if (None, request.table) not in tables:
-                self._ids.pop(request.table, None)
-                raise TableNotFound(f"table {request.table!r} does not exist", table=request.table)
-            self._ids[request.table] = tables[None, request.table].record.table_id
+        for name in names:
+            if (None, name) not in tables:
+                self._ids.pop(name, None)
+                raise TableNotFound(f"table {name!r} does not exist", table=name)
+            self._ids[name] = tables[None, name].record.table_id
         outcomes = apply(self._tables, [Envelope(r, self._ids[r.table]) for r in requests])
         # a commit that a committer applied before may not be on disk yet
         settled = iter(settle(self._tables.supplier, [o for o in outcomes if o.state != "applied"], began))
@@ -366,7 +367,7 @@ class CommitQueues:
 
     def _submit(self, requests: Sequence[CommitRequest], waiting: Waiting | None) -> None:
         self._check(requests)
-        names = {request.table for request in requests}
+        names = {name for request in requests for name in table_names(request)}
         # where the sending statement checks the names of tables, cached tables need not be read again
         tables = {name: known for name in names if (known := self._known.get(name)) is not None}
         trusted = len(tables) == len(names) and all(queue.knows_tables for queue in self.queues)
@@ -377,10 +378,11 @@ class CommitQueues:
         for request in requests:
             table = tables[request.table]
             number = queue_number(table.table_id, self._settings.queues)
-            body = encode(request, table_id=table.table_id, table_uuid=table.uuid)
+            addressed = request.addressed(tables) if isinstance(request, EditTables) else request
+            body = encode(addressed, table_id=table.table_id, table_uuid=table.uuid)
             sendings[number].bodies.append(body)
             if trusted:
-                sendings[number].tables.add((table.uuid, request.table))
+                sendings[number].tables.update((tables[name].uuid, name) for name in table_names(request))
             sent[number].append(request)
         for number, sending in sendings.items():
             try:

@@ -111,6 +111,35 @@ class _Point(
         ]
 
 
+class _Rows(_Shape):
+    name: str
+    content: bytes
+
+
+class _Deletion(_Shape):
+    condition: str
+    bounds: tuple[tuple[bytes | None, ...], tuple[bytes | None, ...]]
+    by_values: bool
+    rows: _Rows | None = None
+
+
+class _Read(_Shape):
+    snapshot: str
+    spans: tuple[tuple[bytes, bytes], ...]
+    are_keys: bool = False
+
+
+class _TableEdit(_Shape):
+    table: str
+    table_id: TableId | None = None
+    table_uuid: TableUuid | None = None
+    schema_version: int | None = None
+    files: tuple[_File, ...] = ()
+    deletions: tuple[_Deletion, ...] = ()
+    reads: tuple[_Read, ...] = ()
+    attempt_ids: tuple[str, ...] = ()
+
+
 class _Message(_Shape, kw_only=True, tag_field="type"):
     version: Literal[1]
     commit_id: str
@@ -142,6 +171,12 @@ class _DeleteCollectedFiles(_Message, tag="delete_collected_files", kw_only=True
     filenames: tuple[str, ...]
 
 
+class EditTablesMessage(_Message, tag="edit_tables", kw_only=True):
+    """An edit of several tables. The table at its head is that of its first part."""
+
+    parts: tuple[_TableEdit, ...]
+
+
 class SplitPartitionMessage(_Message, tag="split_partition", kw_only=True):
     partition_id: str
     typed_point: _Point = msgspec.field(name="point")
@@ -154,6 +189,7 @@ Message: TypeAlias = (
     | _ReplaceFileReferences
     | _SplitFileReferences
     | _DeleteCollectedFiles
+    | EditTablesMessage
     | SplitPartitionMessage
 )
 

@@ -27,12 +27,14 @@ from dormouse.errors import (
     CommitOutcomeUnknown,
     CommitRejected,
     DormouseError,
+    EditConflict,
 )
 from dormouse.model.loops import backoff_seconds, tries
-from dormouse.model.text import narrow_bytes
+from dormouse.model.schema import SchemaMoved
+from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, integers, load
-from dormouse.postgres.transaction import run_statement
+from dormouse.postgres.transaction import rows_of, run_statement
 from dormouse.state.commits.outcomes import DURABLE_SECONDS, TABLE_OF_MESSAGE, Awaiting
 from dormouse.state.commits.queue import Patience
 from dormouse.state.commits.requests import CommitRequest
@@ -51,6 +53,8 @@ ASK_AGAIN_SECONDS = 0.4
 _QUERIES = load(__package__ or "", "job_commits")
 _ANSWERS = _QUERIES["answers"].including(table_of_message=TABLE_OF_MESSAGE)
 T = TypeVar("T")
+_OUTDATED = {kind.__name__: kind for kind in (EditConflict, SchemaMoved)}
+"""Refusals of edits that were computed from outdated rows or columns. Their attempts are not abandoned."""
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +160,7 @@ class _Answer:
     abandoned: bool
     applied: bool
     error: str | None
+    error_class: str | None
 
 
 class QueuedJobCommits:
@@ -189,6 +194,9 @@ class QueuedJobCommits:
             answer = self._with_retries(partial(self._answers, question))
             if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
                 return applied
+            if (outdated := _OUTDATED.get(answer.error_class or "")) is not None:
+                self._with_retries(partial(self._forget_refusal, request.commit_id))
+                raise outdated(answer.error)
             error = CommitRejected(answer.error) if answer.error is not None else None
             if error is None and time.monotonic() < deadline:
                 continue
@@ -211,6 +219,10 @@ class QueuedJobCommits:
         return [
             _Answer(*row) for row in run_statement(self._supplier, work, operation="read outcomes of commits")
         ]
+
+    def _forget_refusal(self, commit_id: str) -> None:
+        forget = rows_of(_QUERIES["forget_refusal"], {"commit_key": narrow_id(commit_id)})
+        run_statement(self._supplier, forget, operation="forget the refusal of an edit")
 
     @staticmethod
     def _with_retries(ask: Callable[[], T]) -> T:

@@ -1,11 +1,12 @@
 -- name: answers
 -- Returns the state of each write attempt and its commit, in the order given: has the attempt ended, was it abandoned,
--- does its table have the commit, and why was the commit refused since the attempt began.
+-- does its table have the commit, and why was the commit refused since the attempt began, with the class of the error.
 select
     (a.attempt_id is null or a.finished_at is not null) and c.may_be_undone is not true as ended,
     a.abandoned_at is not null as abandoned,
     c.may_be_undone is false as applied,
-    r.error
+    r.error,
+    r.error_class
 from unnest(%(table_ids)s::integer[], %(attempt_ids)s::uuid[], %(commit_keys)s::uuid[]) with ordinality
     w (table_id, attempt_id, commit_key, number)
 left join lateral (
@@ -24,7 +25,7 @@ left join lateral (
     select * from write_attempt a where a.table_id = w.table_id and a.attempt_id = w.attempt_id offset 0
 ) a on true
 left join lateral (
-    select error
+    select error, error_class
     from rejected_commit r
     where r.commit_key = w.commit_key
         -- an older refusal is of an earlier run with the same id
@@ -33,3 +34,7 @@ left join lateral (
     offset 0
 ) r on true
 order by w.number;
+
+-- name: forget_refusal
+-- Forgets why a commit was refused, so that only a later refusal answers the next request with its id.
+delete from rejected_commit where commit_key = %(commit_key)s;

@@ -19,6 +19,7 @@ from dormouse.errors import DormouseError
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Call, Statement, bytes_, execute_together, load
+from dormouse.postgres.session import COMMIT
 from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.deletions import Deletions, NewDeletion
@@ -111,6 +112,7 @@ def commit(
     *,
     along: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
     concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None = None,
+    lock_seconds_max: float | None = None,
 ) -> bool:
     """Commits the parts, at most one of each table; returns False if the commit was applied before.
 
@@ -118,14 +120,16 @@ def commit(
     changed rows that were read. With `concern`, raises it only for those of the disturbances that this
     function returns. It is called while other writers wait.
 
-    Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
+    With `lock_seconds_max`, it has the limits of a committer and tries to get locks for so long, in short
+    tries. Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
     """
     ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
+    is_impatient = lock_seconds_max is not None
 
     def work(conn: psycopg.Connection[Any]) -> None:
         for number in ordered:
             part = parts[number]
-            part.store.own.following(partial(_lock, conn, part), conn)
+            part.store.own.following(partial(_lock, conn, part, is_impatient=is_impatient), conn)
         if parts and parts[0].store.is_applied(commit_id, conn):
             raise _AppliedBefore
         found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
@@ -137,11 +141,27 @@ def commit(
 
     try:
         # at read committed, whatever the tables' isolation: the looks must be later than the locks
-        run = run_alone if any(part.deletions for part in parts) else run_transaction
+        run: Callable[..., None] = run_transaction
+        if lock_seconds_max is not None:
+            run = partial(run_alone, seconds_max=lock_seconds_max, limits=COMMIT)
+        elif any(part.deletions for part in parts):
+            run = run_alone
         run(supplier, work, operation="edit rows")
     except _AppliedBefore:
         return False
     return True
+
+
+def disturbances(supplier: Supplier, parts: Sequence[Part]) -> list[Disturbance]:
+    """Returns the commits up to now that may have changed rows that the parts read."""
+
+    def work(conn: psycopg.Connection[Any]) -> list[Disturbance]:
+        found = []
+        for number, part in enumerate(parts):
+            found += part.store.own.following(partial(_disturbances, conn, number, part), conn)
+        return found
+
+    return run_transaction(supplier, work, operation="look for other commits")
 
 
 def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
@@ -173,12 +193,12 @@ def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) ->
     return run_statement(supplier, work, operation="edit rows")
 
 
-def _locks(part: Part, *, at_once: bool = False) -> list[Call]:
+def _locks(part: Part, *, at_once: bool = False, is_impatient: bool = False) -> list[Call]:
     """Returns the calls that wait for edits that may change the same rows, and for deletions.
 
     If the part records a deletion, they wait for all writers, `at_once` only briefly, as writers that come
-    later wait behind it. Without these locks, a deletion could come after the check and before the new files,
-    and not apply to these.
+    later wait behind it. If `is_impatient`, the transaction limits all waits. Without these locks, a deletion
+    could come after the check and before the new files, and not apply to these.
     """
     locks: list[Call] = []
     spans = [span for read in part.reads for span in read.spans]
@@ -191,13 +211,15 @@ def _locks(part: Part, *, at_once: bool = False) -> list[Call]:
     if not part.deletions:
         return [*locks, (own.statement("wait_for_deletions"), {})]
     keep_out: Call = (own.statement("keep_writers_out"), {})
+    if is_impatient:
+        return [*locks, keep_out]
     if at_once:
         return [*locks, (_WAITING["wait_briefly"], {}), keep_out, (_WAITING["wait_as_before"], {})]
     return [(_WAITING["wait_at_length"], {}), *locks, (_WAITING["wait_as_before"], {}), keep_out]
 
 
-def _lock(conn: psycopg.Connection[Any], part: Part) -> None:
-    for statement, values in _locks(part):
+def _lock(conn: psycopg.Connection[Any], part: Part, *, is_impatient: bool) -> None:
+    for statement, values in _locks(part, is_impatient=is_impatient):
         statement.execute(conn, values)
 
 

@@ -22,9 +22,17 @@ from lambdas.commit import handler
 from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
 from tests.commits import add, assignment, compaction, replacement
 from tests.standard import OF_KEYS
-from tests.stored import at_once, live, query, wait_until
+from tests.stored import at_once, file, live, query, ref, wait_until
 from tests.support.api import Instance
-from tests.support.commits import CommitRequest, PointerQueue, PostgresQueue, encode
+from tests.support.commits import (
+    CommitRequest,
+    EditTables,
+    PointerQueue,
+    PostgresQueue,
+    TableEdit,
+    encode,
+)
+from tests.support.state import Read
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,6 +73,20 @@ def test_only_requests_to_try_later_are_delivered_again(instance: Instance) -> N
     assert [name for _, name, _, _ in live(instance.table("t").files)] == ["a"]
     assert instance.commit_status("taken").state == "rejected"
     assert instance.commit_status("add b").state == "rejected"
+
+
+def test_an_edit_of_two_tables_is_applied_whole(instance: Instance) -> None:
+    instance.create_table("u", OF_KEYS)
+    [(moment,)] = query(instance._supplier, "select pg_current_snapshot()::text")
+    parts = [TableEdit(table=name, files=(file(name, ref(name)),)) for name in "tu"]
+    reads = Read(moment, [(b"", b"")])
+    outdated = [parts[0], TableEdit(table="u", files=(file("x", ref("x")),), reads=(reads,))]
+    edit, other = EditTables(commit_id="e", parts=parts), EditTables(commit_id="f", parts=outdated)
+    assert again(record("1", edit), record("2", edit), record("3", other)) == []
+    assert [name for table in "tu" for _, name, _, _ in live(instance.table(table).files)] == ["t", "u"]
+    assert instance.commit_status("e").state == "applied"
+    status = instance.commit_status("f")
+    assert status.state == "rejected" and "other commits may have changed rows" in str(status.error)
 
 
 def test_a_request_for_a_table_of_another_timeline_becomes_a_dead_letter(instance: Instance) -> None:

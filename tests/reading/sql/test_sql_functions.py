@@ -12,7 +12,8 @@ import duckdb
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.reading.sql.parsed import check_expressions, check_tables, review, reviewed
+from dormouse.reading.sql.parsed import check_expressions, check_tables, review
+from tests.support.reading import reviewed
 
 KINDS = {"expressions": ("scalar", "aggregate", "macro"), "tables": ("table", "table_macro")}
 OF_THE_GRAMMAR = {"unnest"}

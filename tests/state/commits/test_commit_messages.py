@@ -21,10 +21,13 @@ from tests.support.commits import (
     AddFiles,
     CommitRequest,
     DeleteCollectedFiles,
+    EditTables,
     Envelope,
     ReplaceFileReferences,
+    TableEdit,
     encode,
 )
+from tests.support.state import KeyBounds, NewDeletion, Read, RowsContent
 
 NAMED = {"commit_id": 'c "1" 𝔻', "table": "t"}
 PART = FileReference(
@@ -178,3 +181,35 @@ def test_messages_of_before_msgspec_are_still_read(
     assert decode(text) == decode(text.encode()) == Envelope(request_, table_id)
     written = json.loads(encode(request_, table_id=table_id).replace('Z"', '+00:00"'))
     assert {"table_id": None, **written} == json.loads(text)
+
+
+def test_edits_of_this_version_will_be_read() -> None:
+    text = (
+        '{"type":"edit_tables","version":1,"commit_id":"c","table":"t","table_id":7,'
+        '"table_uuid":"0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b","parts":[{"table":"t","table_id":7,'
+        '"table_uuid":"0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b","schema_version":2,"files":[{"filename":"bare"}],'
+        '"deletions":[{"condition":"{\\"k\\": 1}","bounds":[["YQ==",null],["Yg==",null]],"by_values":true,'
+        '"rows":{"name":"t/rows","content":"YQ=="}}],'
+        '"reads":[{"snapshot":"3:9:4,8","spans":[["YQ==",""]],"are_keys":true}],'
+        '"attempt_ids":["0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a"]},{"table":"u"}]}'
+    )
+    part = TableEdit(
+        table="t",
+        table_id=7,
+        table_uuid="0b" * 16,
+        schema_version=2,
+        files=(FileWithReferences(filename="bare"),),
+        deletions=(
+            NewDeletion(
+                '{"k": 1}',
+                KeyBounds([b"a", None], [b"b", None]),
+                by_values=True,
+                rows=RowsContent("t/rows", b"a"),
+            ),
+        ),
+        reads=(Read("3:9:4,8", [(b"a", b"")], are_keys=True),),
+        attempt_ids=("0a" * 16,),
+    )
+    request = EditTables(commit_id="c", parts=(part, TableEdit(table="u")))
+    assert decode(text) == Envelope(request, 7, "0b" * 16)
+    assert encode(request) == text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 from datetime import UTC, timedelta, timezone
 from typing import Any, get_args
 
@@ -20,6 +20,7 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
+from dormouse.state.commits import encoding
 from dormouse.state.commits.queue import queue_number
 from dormouse.state.commits.requests import (
     BODY_BYTES_MAX,
@@ -33,10 +34,13 @@ from tests.support.commits import (
     AddFiles,
     CommitRequest,
     DeleteCollectedFiles,
+    EditTables,
     Envelope,
     ReplaceFileReferences,
+    TableEdit,
     encode,
 )
+from tests.support.state import KeyBounds, NewDeletion, Read, RowsContent
 
 PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -105,12 +109,58 @@ ASSIGNMENTS = st.builds(
     partition_id=NAMES,
     filenames=st.lists(FILENAMES, min_size=1, max_size=3, unique=True),
 )
+ATTEMPT_IDS = st.uuids().map(lambda u: u.hex)
+BOUNDS = st.lists(st.none() | st.binary(max_size=9), max_size=3)
+SPANS = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=3)
+SNAPSHOTS = st.sets(st.integers(1, (1 << 63) - 2), min_size=1, max_size=5).map(sorted)
+EDITS = st.builds(
+    EditTables,
+    commit_id=NAMES,
+    parts=st.lists(
+        st.builds(
+            TableEdit,
+            table=NAMES,
+            files=st.lists(files(), max_size=2),
+            deletions=st.lists(
+                st.builds(
+                    NewDeletion,
+                    condition=NAMES,
+                    bounds=st.builds(KeyBounds, BOUNDS, BOUNDS),
+                    by_values=st.booleans(),
+                    rows=st.none() | st.builds(RowsContent, NAMES, st.binary(max_size=9)),
+                ),
+                max_size=2,
+            ),
+            reads=st.lists(
+                st.builds(
+                    Read,
+                    snapshot=SNAPSHOTS.map(
+                        lambda ids: (
+                            f"{ids[0]}:{ids[-1] + 1 if ids[1:] else ids[0]}:{','.join(map(str, ids[1:]))}"
+                        )
+                    ),
+                    spans=SPANS,
+                    are_keys=st.booleans(),
+                ),
+                max_size=2,
+            ),
+            attempt_ids=st.lists(ATTEMPT_IDS, max_size=2),
+            schema_version=st.none() | st.integers(1, 9),
+            table_id=st.none() | st.integers(0, (1 << 31) - 1),
+            table_uuid=st.none() | ATTEMPT_IDS,
+        ),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda part: part.table if part.table_id is None else part.table_id,
+    ),
+)
 REQUESTS = st.one_of(
+    EDITS,
     st.builds(
         AddFiles,
         **COMMON,
         files=st.lists(files(), min_size=1, max_size=3),
-        attempt_id=st.none() | st.uuids().map(lambda u: u.hex),
+        attempt_id=st.none() | ATTEMPT_IDS,
     ),
     st.builds(AssignJobIds, **COMMON, requests=st.lists(ASSIGNMENTS, min_size=1, max_size=2)),
     st.builds(ReplaceFileReferences, **COMMON, requests=st.lists(replacements(), min_size=1, max_size=2)),
@@ -161,14 +211,31 @@ def test_every_type_is_covered() -> None:
         "split_file_references",
         "delete_collected_files",
         "split_partition",
+        "edit_tables",
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (FileWithReferences, encoding._File),
+        (NewDeletion, encoding._Deletion),
+        (RowsContent, encoding._Rows),
+        (Read, encoding._Read),
+        (TableEdit, encoding._TableEdit),
+    ],
+)
+def test_a_message_has_every_field_of_a_value(kind: Any, shape: Any) -> None:
+    assert {field.name for field in fields(kind)} == set(shape.__struct_fields__)
+
+
 @PATIENT
-@given(REQUESTS, st.none() | st.integers(0, (1 << 31) - 1), st.none() | st.uuids().map(lambda uuid: uuid.hex))
+@given(REQUESTS, st.none() | st.integers(0, (1 << 31) - 1), st.none() | ATTEMPT_IDS)
 def test_every_request_survives_the_journey(
     request: CommitRequest, table_id: int | None, table_uuid: str | None
 ) -> None:
+    if isinstance(request, EditTables):
+        table_id, table_uuid = request.parts[0].table_id, request.parts[0].table_uuid
     text = encode(request, table_id=table_id, table_uuid=table_uuid)
     assert text.isascii()
     assert "\n" not in text
@@ -322,6 +389,41 @@ def test_a_missing_field_is_named(key: str) -> None:
     fields = json.loads(encode(delete()))
     del fields[key]
     assert key in refusal(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"table": "other"}, "its table must be that of its first part"),
+        ({"table_id": 8}, "its table must be that of its first part"),
+        ({"parts": []}, "parts must not be empty"),
+        ({"parts": [{"table": "t"}, {"table": "t"}]}, "each table must be in one part only"),
+        ({"parts": [{"table": "t", "rows": []}]}, "unknown field `rows` - at `$.parts[0]`"),
+        ({"parts": [{"table": ""}]}, "the table's name must be a non-empty string"),
+        ({"parts": [{"table": "t", "attempt_ids": ["x"]}]}, "attempt_id must be a UUID in hexadecimal"),
+        ({"parts": [{"table": "t", "reads": [{"snapshot": "9:1:", "spans": []}]}]}, "snapshot must be"),
+        ({"parts": [{"table": "t", "reads": [{"snapshot": "1:3:3", "spans": []}]}]}, "snapshot must be"),
+        ({"parts": [{"table": "t", "reads": [{"snapshot": "1:5:4,2", "spans": []}]}]}, "snapshot must be"),
+        (
+            {"parts": [{"table": "t", "deletions": [{"condition": "{}", "bounds": [[], []]}]}]},
+            "missing required field `by_values`",
+        ),
+        (
+            {
+                "parts": [
+                    {
+                        "table": "t",
+                        "deletions": [{"condition": "x" * 65_537, "bounds": [[], []], "by_values": True}],
+                    }
+                ]
+            },
+            "a deletion's condition 'xxx",
+        ),
+    ],
+)
+def test_a_wrong_field_of_an_edit_is_named(wrong: dict[str, Any], said: str) -> None:
+    request = EditTables(commit_id="c1", parts=(TableEdit(table="t"), TableEdit(table="u")))
+    assert said in refusal(body(request, **wrong))
 
 
 def test_a_repeated_key_is_refused() -> None:

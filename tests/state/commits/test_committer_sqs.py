@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import dormouse as dm
 from dormouse.errors import CommitQueueError
 from tests.commits import add, compaction
 from tests.standard import OF_KEYS
@@ -106,3 +107,22 @@ def test_a_queue_that_does_not_exist_is_one_clear_line(
             instance.submit([add("t", "a")])
         with pytest.raises(CommitQueueError, match=url):
             instance.committer().drain()
+
+
+@pytest.mark.slow
+def test_a_transaction_travels_through_sqs(instance: Instance) -> None:
+    for name in "tu":
+        instance.create_table(name, OF_KEYS, properties=dm.TableProperties(inline_bytes_max=0))
+    committer = instance.committer()
+    thread = threading.Thread(target=committer.run)
+    thread.start()
+    try:
+        with instance.transaction("first") as tx:
+            tx.ingest("t", [{"key": 1}])
+            tx.delete("u", {"key": 1})
+            tx.ingest("u", [{"key": 1}, {"key": 2}])
+    finally:
+        committer.close()
+        thread.join(60)
+    assert tx.applied and committer.metrics().applied == 1
+    assert [instance.table(name).query().read_all().num_rows for name in "tu"] == [1, 2]

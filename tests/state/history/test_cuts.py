@@ -11,13 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from dormouse.state.files.facts import KeyBounds
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import size_between
 from tests.stored import blocked, case, query, ref, remove, split, transaction, wait_until
 from tests.support.model import Cut, Position
-from tests.support.state import LAYOUTS, TableContext
+from tests.support.state import LAYOUTS, KeyBounds, TableContext
 
 NewTable = Callable[..., TableContext]
 
