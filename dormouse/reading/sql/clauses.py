@@ -41,10 +41,12 @@ def tokens_of(statement: str) -> list[Token]:
     """Returns the tokens of a statement."""
     raw, found = statement.encode(), []
     for start, kind in duckdb.tokenize(statement):
-        named = None if kind == duckdb.token_type.string_const else _NAME.match(raw, start)
+        # a number may begin with a point, which is not the point of a name
+        is_value = kind in (duckdb.token_type.string_const, duckdb.token_type.numeric_const)
+        named = None if is_value else _NAME.match(raw, start)
         if named is None:
             sign = raw[start : start + 1].decode(errors="replace")
-            found.append(Token(start, "" if kind == duckdb.token_type.string_const else sign))
+            found.append(Token(start, "" if is_value else sign))
         elif named[1] is not None:
             found.append(Token(start, "", named[1].decode().replace('""', '"')))
         else:
@@ -61,7 +63,7 @@ class Scanner:
         self._tokens = [*tokens_of(statement)]
         while self._tokens and self._tokens[-1].word == ";":
             self._raw = self._raw[: self._tokens.pop().start]
-        self.at = 0
+        self.at = next((n for n, token in enumerate(self._tokens) if token.word != ";"), 0)
         """The number of the next token."""
 
     @property

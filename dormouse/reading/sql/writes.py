@@ -204,10 +204,15 @@ class _Parser(Scanner):
             return self._merge(prefix)
         if verb == "update":
             return self._update()
-        return self._delete() if verb == "delete" else self._truncate()
+        if verb == "delete":
+            return self._delete()
+        if verb == "truncate":
+            return self._truncate()
+        raise refusal_to_write(verb)
 
     def _prefix(self) -> str:
         """Moves past WITH and its queries, and returns their text; "" without one."""
+        first = self.at
         if not self.takes("with"):
             return ""
         while True:
@@ -218,7 +223,7 @@ class _Parser(Scanner):
             self.until(lambda: False)
             self.needs(")")
             if not (self.sees(",") or self.sees("as") or self.sees("using")):
-                return self.text(0, self.at)
+                return self.text(first, self.at)
 
     def _target(self, *before_alias: str, alias: bool = True) -> Target:
         """Moves past the name of the table to change, and the alias that may follow."""
