@@ -104,16 +104,14 @@ class Scanner:
     def names(self, what: str) -> tuple[str, ...]:
         """Moves past a list of names in parentheses and returns them."""
         self.needs("(")
-        found = [self.name(what)]
-        while self.takes(","):
-            found.append(self.name(what))
+        found = self.items(lambda: self.name(what))
         self.needs(")")
-        return tuple(found)
+        return found
 
     def items(self, read: Callable[[], T]) -> tuple[T, ...]:
-        """Returns what `read` returns for each item of a list, whose items are separated by commas."""
+        """Returns what `read` returns for each item of a list in parentheses; a comma may end the list."""
         found = [read()]
-        while self.takes(","):
+        while self.takes(",") and not self.sees(")"):
             found.append(read())
         return tuple(found)
 

@@ -359,7 +359,8 @@ class _Parser(Scanner):
                 self.needs(")")
                 # DuckDB's parser has compared the numbers
                 found += map(Assignment, columns, values)
-            if not self.takes(","):
+            # a comma may end the list
+            if not self.takes(",") or self.is_at_end or self.keyword() in _ENDS_OF_VALUE:
                 break
         _check_once([one.column for one in found])
         return tuple(found)

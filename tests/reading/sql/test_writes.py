@@ -78,6 +78,11 @@ STATEMENTS = [
      "update t: a=case when b then 1 end, b=[x for x in l if x > 1] where true"),
     ("update t set a = s.end + s.case + {'when': 1}.when, b = 2",
      "update t: a=s.end + s.case + {'when': 1}.when, b=2 where -"),
+    ("update t set a = 1, b = 2, where d", "update t: a=1, b=2 where d"),
+    ("merge into t using (values (1)) s(k,) on t.k = s.k when matched then update set a = 1, "
+     "when not matched then insert (k) values (s.k,)",
+     "merge t: |SELECT * FROM (values (1)) s(k,) as s on t.k = s.k: matched: update a=1; "
+     "not matched: insert k=s.k"),
     (" ; ;delete from t;;", "delete t where -"),
     ("update t set a = .1, b = 1. where c > .5", "update t: a=.1, b=1. where c > .5"),
     ("; with a as (select 1) insert into t from a", "insert t (*): with a as (select 1)|from a"),
