@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -334,3 +335,21 @@ def test_a_transaction_finds_tables_by_their_present_names(instance: Instance) -
         tx.update("t", {"k": 20}, {"v": dm.sql("v + 1")})
     assert seen(instance.table("t")) == {20: 8}
     assert seen(instance.table("old"))[20] == 1
+
+
+def test_payloads_are_stored_with_the_rows_of_a_transaction(instance: Instance) -> None:
+    table, at = made(instance), datetime.now(UTC)
+    with instance.transaction() as tx:
+        tx.ingest("t", [{"k": 1, "v": 1}])
+        tx.put_payloads([("tenant", "1", at, "kind", {"a": 1})])
+    assert instance.payloads.get("tenant", "1", at, "kind") == {"a": 1}
+    with pytest.raises(ZeroDivisionError), instance.transaction() as tx:
+        tx.put_payloads([("tenant", "2", at, "kind", 2)])
+        tx.ingest("t", [{"k": 2, "v": 2}])
+        raise ZeroDivisionError
+    with pytest.raises(dm.errors.InvalidPayload), instance.transaction() as tx:
+        tx.ingest("t", [{"k": 2, "v": 2}])
+        tx.put_payloads([("tenant", "\0", at, "kind", 2)])
+    with pytest.raises(dm.errors.PayloadNotFound):
+        instance.payloads.get("tenant", "2", at, "kind")
+    assert len(seen(table)) == 11
