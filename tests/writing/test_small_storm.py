@@ -1,8 +1,9 @@
-"""Processes that add few rows a commit to a table, while it is compacted, deleted from, divided and read.
+"""Processes that add few rows a commit to a table, while it is edited, compacted, divided and read.
 
 Some processes are killed. Each writer notes the beginning and the acknowledgement of each change. A writer
-that takes the place of a killed one repeats its last ingest with the same id. A read must return each row
-whose ingest was acknowledged before it, once, and no row whose deletion was acknowledged before it.
+that takes the place of a killed one repeats its last ingest with the same id. Editors write rows again with
+the values that they have. A read must return each row whose ingest was acknowledged before it, once, and no
+row whose deletion was acknowledged before it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ WORKER = dedent("""
     from pathlib import Path
     import dormouse as dm
     from dormouse.errors import (
-        FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
+        EditConflict, FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
     )
     from tests.storming import hurry
-    from tests.writing.test_small_storm import INGESTS_MAX, KEYS, keys_of, rows_of
+    from tests.writing.test_small_storm import INGESTS_MAX, KEYS, WRITERS, keys_of, rows_of
 
     hurry()
     dsn, objects, folder, role = sys.argv[1:5]
@@ -67,6 +68,19 @@ WORKER = dedent("""
                 table.delete(random.choice([by_key, {"number": of, "writer": writer}]))
                 note("deleted", of)
 
+    def edit(table):
+        writer, number = random.randrange(WRITERS), random.randint(1, INGESTS_MAX)
+        text = {"text": dm.sql("k || ':' || number")}
+        with suppress(EditConflict):
+            match random.randrange(3):
+                case 0:
+                    table.update({"number": dm.Range(number, number + 9), "writer": writer}, text)
+                case 1:
+                    table.update(dm.sql(f"k % 7 = {number % 7} and writer = {writer}"), text)
+                case _:
+                    when = [dm.WhenMatched(update="*")]
+                    table.merge_into(rows_of(writer, number), ["k", "writer", "number"], when)
+
     def split(table):
         table.split()
         table.merge()
@@ -76,6 +90,7 @@ WORKER = dedent("""
 
     work = {
         "write": write,
+        "edit": edit,
         "split": split,
         "compact": lambda table: table.compact(engine="local"),
         "flush": lambda table: table.compact(engine="local", full=True),
@@ -226,5 +241,5 @@ def test_reads_see_acknowledged_rows_in_a_short_storm(dsn: str, tmp_path: Path) 
 def test_reads_see_acknowledged_rows_in_a_long_storm_with_kills(
     dsn: str, tmp_path: Path, layout: str
 ) -> None:
-    roles = ["write 0", "write 1", "write 2", "compact", "flush", "split", "collect"]
+    roles = ["write 0", "write 1", "write 2", "edit", "edit", "compact", "flush", "split", "collect"]
     storm(dsn, tmp_path, roles, 20, kills=True, layout=layout)
