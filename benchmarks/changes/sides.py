@@ -74,7 +74,7 @@ class Side(ABC):
         """Replaces the rows whose keys exist, and adds the other rows."""
 
     def merge(self, table: str, rows: pa.Table) -> None:
-        """Does the same as a statement MERGE, in all systems but Dormouse the only way to upsert."""
+        """Updates the rows whose keys exist, and inserts the other rows, by the system's merge."""
         self.upsert(table, rows)
 
     @abstractmethod

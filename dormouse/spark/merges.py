@@ -90,6 +90,10 @@ def merge(
     clauses change a row twice, `EditConflict`, `JobFailed`, and the errors of a commit. Then nothing was
     changed, except after `CommitOutcomeUnknown`: repeat it with the same id.
     """
+    if not isinstance(df, DataFrame):
+        raise InvalidInput(
+            f"give a DataFrame of Spark, not {type(df).__name__}; Table.merge_into takes others"
+        )
     context, spark = table.context, df.sparkSession
     check_may_edit(context)
     with (
@@ -369,7 +373,8 @@ class _Merge:
         found = [rows.join(self.source.frame(), expr(clauses.on.text), "left_semi")]
         if written:
             keys = list(step.names)
-            found.append(rows.join(self._staged(step, written).select(*keys), keys, "left_semi"))
+            others = self._staged(step, written).select(*map(backquoted, keys))
+            found.append(rows.join(others, keys, "left_semi"))
         for one in clauses.having("by_source"):
             if one.action != "nothing":
                 found.append(rows if one.condition is None else rows.where(expr(one.condition)))

@@ -126,6 +126,11 @@ class TableContext:
         return current_schema(self.table.schema) if self.current_rows else self.table.schema
 
     @cached_property
+    def placed(self) -> TableContext:
+        """The services that also read the places of the rows of a keyed table, for edits."""
+        return replace(self, with_places=True) if is_keyed(self.properties) else self
+
+    @cached_property
     def stored_schema(self) -> Schema:
         """The columns of the table's files."""
         return stored_schema(self.table.schema, self.properties)

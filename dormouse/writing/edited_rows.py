@@ -205,11 +205,6 @@ class Outcome:
             yield part.rows
 
 
-def placed(context: TableContext) -> TableContext:
-    """Returns services that also read the places of the rows of a keyed table."""
-    return replace(context, with_places=True) if is_keyed(context.properties) else context
-
-
 def new_rows(
     context: TableContext,
     columns: Sequence[pa.Array],

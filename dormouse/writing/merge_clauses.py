@@ -133,8 +133,9 @@ class Clauses:
 
     def add(self, when: object) -> None:
         """Adds the clauses of a list. Raises `InvalidInput` and `InvalidQuery`."""
-        is_list = isinstance(when, Sequence) and not isinstance(when, str)
-        clauses = [when] if isinstance(when, When) else list(when) if is_list else []
+        clauses: list[object] = [when] if isinstance(when, When) else []
+        if isinstance(when, Sequence) and not isinstance(when, str):
+            clauses = list(when)
         if not clauses:
             raise InvalidInput(
                 f"{self._what}: give clauses: dm.WhenMatched, dm.WhenNotMatched, dm.WhenNotMatchedBySource"

@@ -51,7 +51,6 @@ from dormouse.writing.edited_rows import (
     identity,
     key_text,
     new_rows,
-    placed,
     target_text,
 )
 from dormouse.writing.edits import Computed, Concern
@@ -246,7 +245,7 @@ class _Computation:
         self._clauses = clauses
         self._acting = clauses.acting
         moment = microseconds() if clauses.tells_time else None
-        self._rows = TableRows(merge.sessions, placed(context), moment)
+        self._rows = TableRows(merge.sessions, context.placed, moment)
         self._gone = identity(context, clauses.columns)
         self._is_keyed = is_keyed(context.properties)
         by = context.properties.newest_by
@@ -376,7 +375,9 @@ class _Computation:
         self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, before: pa.RecordBatch, outcome: Outcome
     ) -> Edited:
         def of(action: str) -> np.ndarray[Any, Any]:
-            return np.array([one.action == action for one in self._acting])[clauses]
+            is_of = np.array([one.action == action for one in self._acting])
+            found: np.ndarray[Any, Any] = is_of[clauses]
+            return found
 
         inserted, deleted = of("insert"), of("delete")
         # a mark of deletion for a key that the table does not have deletes no row
@@ -474,9 +475,8 @@ class _Computation:
         """Returns ranges with the values of columns of staged rows; `columns` gives them by row key."""
         found = {}
         for key, column in columns.items():
-            ranges = self._values_of(rows, column)
-            if ranges is not None:
-                found[key] = ranges
+            if (values := self._values_of(rows, column)) is not None:
+                found[key] = values
         ranges = KeyRanges(found)
         for key in found:
             if self._schema.field(key).type == INT:

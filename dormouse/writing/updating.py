@@ -45,7 +45,6 @@ from dormouse.writing.edited_rows import (
     checked_scalar,
     identity,
     new_rows,
-    placed,
     relation,
     target_text,
     without_filter,
@@ -123,7 +122,7 @@ class _Computation:
             self._chosen = self._by_columns(update.where)
         self._gone = identity(context, self._chosen.columns)
         moment = microseconds() if any(one.tells_time for one in used) else None
-        self._rows = TableRows(update.sessions, placed(context), moment)
+        self._rows = TableRows(update.sessions, context.placed, moment)
 
     def _take_values(self) -> None:
         given = self._update.values
@@ -169,7 +168,8 @@ class _Computation:
         by_query = chosen.question is not None and (is_long or not chosen.question.conditions)
         parts = self._by_query() if by_query else self._by_sql(ranges)
         files = outcome.write(attempt, self._counted(outcome, kind, parts), self._update.progress)
-        deletions = [] if chosen.deletion is None else [chosen.deletion]
+        has_rows = any(outcome.counts.values())
+        deletions = [chosen.deletion] if has_rows and chosen.deletion is not None else []
         if attempt is not None and chosen.deletion is None and not is_keyed(context.properties):
             deletions = deletions_of_rows(context, outcome.gone.batches())
         return Computed(files, deletions, self._concern(ranges, outcome), outcome.counts)

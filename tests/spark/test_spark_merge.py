@@ -278,6 +278,7 @@ def test_a_merge_is_computed_again_for_rows_that_concern_it(
             add(pa.table({"k": [key], "v": [value], "s": ["other"]}))
 
     disturbed(monkeypatch, disturb)
+    monkeypatch.setattr(merges, "VALUES_MAX", 1)
     # the other commit is within the range of the merge's keys, but of none of them
     report = merge(source, table, ["k"], clauses)
     assert (report.attempts, report.inserted, report.updated, seen) == (1, 2, 1, [1])
@@ -491,6 +492,8 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
         with pytest.raises(kind, match=said) as caught:
             merge(source.drop("at", "op") if to is other else source, to, on, when)
         assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidInput, match="give a DataFrame of Spark, not list"):
+        merge([], table, ["k"], every)  # type: ignore[arg-type]
     assert bag(rows_of(table)) == before
     table.set_properties(filter="age_off(at, 1000)")
     with pytest.raises(InvalidInput, match="filter hides rows"):

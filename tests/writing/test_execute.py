@@ -94,6 +94,8 @@ BOTH: list[tuple[Any, ...]] = [
      "when matched then update set n = v.nn when not matched then insert (k, g, n) values (kk, gg, nn)",),
     ("merge into t using news s using (k, g) when matched and s.k = 1 then do nothing "
      "when matched then delete when not matched then insert values (k, g, 0, default, s, d, seen, 3)",),
+    ("merge into t using (select k as a, g as b, n as c, x, s, d as e, seen as f, 1 as h from news) v "
+     "on t.k = v.a and v.b = t.g when matched then update when not matched then insert",),
     ("with q as (select * from news where k = $1) merge into t using q on t.k = q.k "
      "when matched then update set s = $2", [3, "it''s"]),
     ("merge into t using news s on t.k = s.k and t.g = s.g when matched and s.n > 1000 "

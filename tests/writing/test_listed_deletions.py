@@ -212,6 +212,36 @@ def test_values_are_equal_as_in_sql(instance: Instance) -> None:
     model.check()
 
 
+@pytest.mark.parametrize("inline_bytes_max", [0, 65_536])
+def test_look_ups_in_pages_leave_out_listed_rows(instance: Instance, inline_bytes_max: int) -> None:
+    values = [dm.Field("x", dm.DOUBLE, nullable=True), dm.Field("v", dm.LONG, nullable=True)]
+    schema = dm.Schema([dm.Field("k", dm.LONG), dm.Field("s", dm.STRING)], values=values)
+    properties = dm.TableProperties(inline_bytes_max=inline_bytes_max)
+    table = instance.create_table("t", schema, properties=properties)
+    chance, model = Random(1), list[Row]()
+    for low in (0, 10):
+        rows = [
+            {
+                "k": low + n % 10,
+                "s": "ab"[n % 2],
+                "x": chance.choice(VALUES["x"]),
+                "v": chance.choice(VALUES["v"]),
+            }
+            for n in range(120)
+        ]
+        table.ingest(data(rows, schema))
+        model += rows
+    for names in (["k", "s", "x"], ["s", "v", "k", "x"]):
+        gone = chance.sample(model, 60)
+        assert listed(table, gone, names) == 1
+        keys = {place(row, names) for row in gone}
+        model = [row for row in model if place(row, names) not in keys]
+        for k in range(20):
+            for s in "ab":
+                found = table.query({"k": k, "s": s}).read_all().to_pylist()
+                assert seen(found) == seen(row for row in model if (row["k"], row["s"]) == (k, s))
+
+
 def test_listed_rows_of_some_keys_stay_in_files_of_other_keys(instance: Instance) -> None:
     """The deletion has the bounds of its rows, so a file outside them is not read for it."""
     model = Model(instance)

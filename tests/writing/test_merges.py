@@ -161,6 +161,41 @@ def test_a_merge_of_many_rows_streams(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_other_values_keep_their_bits(instance: Instance, keep: str) -> None:
+    judged = Judged(instance, [row(k, d=(-0.0, 0.0, nan)[k % 3]) for k in range(30)], keep=keep)
+    source = table_of([*(row(k, i=None) for k in range(20)), *(row(k, i=1) for k in range(40))])
+    on = f"{ON} AND (t.d = 0 OR t.d = 'nan')"
+    when = [Matched("s.i = 1", update=["i"]), NotMatched("i = 1", insert="*")]
+    merge = Merge(judged.sessions, source, sql(on), when)
+    clauses = (
+        f"WHEN MATCHED AND s.i = 1 THEN UPDATE SET i = s.i WHEN NOT MATCHED AND s.i = 1 THEN INSERT {ALL}"
+    )
+    judged.edit(merge, f"MERGE INTO t USING s ON ({on}) {clauses}", s=source)
+
+
+def test_a_table_that_merges_rows_is_merged_by_its_keys(instance: Instance) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG)])
+    table = instance.create_table("sums", schema, properties=dm.TableProperties(aggregate="sum(n)"))
+    for _ in range(3):
+        table.ingest([{"k": k, "n": k} for k in range(6)])
+    source = [{"k": k, "n": 100} for k in range(4, 8)]
+    when = [
+        Matched("t.n > 12", update={"n": sql("t.n + s.n")}),
+        Matched(delete=True),
+        NotMatched(insert="*"),
+        NotMatchedBySource("n = 0", update={"n": -1}),
+    ]
+    with Edit(table.context.supplier, None) as edit:
+        edit.add(table.context, Merge(instance._tables.sessions(), source, ["k"], when))
+        edit.commit()
+    assert edit.counts == {"inserted": 2, "updated": 2, "deleted": 1}
+    expected = {0: -1, 1: 3, 2: 6, 3: 9, 5: 115, 6: 100, 7: 100}
+    for _ in range(2):
+        assert {one["k"]: one["n"] for one in table.query().read_all().to_pylist()} == expected
+        table.compact()
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_rows_with_keys_far_apart_are_looked_up(instance: Instance, keep: str) -> None:
     judged = Judged(instance, [row(k * 5_000) for k in range(200)], keep=keep)
     source = table_of([row(k * 5_000, i=k) for k in range(0, 400, 7)])
