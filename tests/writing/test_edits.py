@@ -353,3 +353,14 @@ def test_payloads_are_stored_with_the_rows_of_a_transaction(instance: Instance) 
     with pytest.raises(dm.errors.PayloadNotFound):
         instance.payloads.get("tenant", "2", at, "kind")
     assert len(seen(table)) == 11
+
+
+def test_a_newer_row_with_the_same_values_is_a_change(instance: Instance) -> None:
+    """The mark of deletion must come after it."""
+    table = made(instance, "newest_row")
+    with instance.transaction() as tx:
+        tx.delete("t", {"v": 20})
+        for _ in range(2):
+            table.update({"k": 20}, {"v": 20})
+    assert tx.attempts == 2
+    assert 20 not in seen(table)
