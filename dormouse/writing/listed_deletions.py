@@ -20,7 +20,8 @@ from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.model.stored_conditions import ListedRows
 from dormouse.model.table import is_keyed
-from dormouse.reading.row_sets import comparable, content_name
+from dormouse.reading.row_search import comparable
+from dormouse.reading.row_sets import content_name
 from dormouse.reading.table_view import key_bounds
 from dormouse.reading.where import condition_of, question
 from dormouse.state.context import TableContext

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.arrow_schema import arrow_schema, check_names
 from dormouse.data.transform import quoted
 from dormouse.errors import AmbiguousRows, InvalidData, InvalidInput, InvalidQuery
 from dormouse.model.cut import Position
@@ -200,12 +200,7 @@ class PartialUpsert(Merge):
                     f"{did_you_mean(name, columns)}",
                     columns=[name],
                 )
-        for name in columns:
-            if name not in known:
-                listed = shown_list(context.schema.names, COLUMNS_SHOWN)
-                raise InvalidData(
-                    f"column {name!r} is not in the schema; its columns are {listed}", columns=[name]
-                )
+        check_names([*columns, *(name for name in known.names if name not in columns)], known)
         return [Field(name, known.field(name).type, nullable=name != self._deletes) for name in columns]
 
 

@@ -15,6 +15,7 @@ from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_upsert, given_schema, is_keyed
+from dormouse.reading.checked_files import on_current
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.where import DeleteWhere
@@ -32,7 +33,7 @@ def is_read(context: TableContext, where: DeleteWhere | Sql) -> bool:
     """Returns whether a deletion reads rows, since no recorded condition of a mapping can describe them."""
     if isinstance(where, Sql):
         return True
-    return is_keyed(context.properties) and names_values(context, where)
+    return is_keyed(context.properties) and on_current(context, lambda now: names_values(now, where))
 
 
 class Given:

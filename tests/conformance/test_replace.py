@@ -19,7 +19,7 @@ from dormouse.errors import (
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.state.files.deletions import Deletions
 from tests.stored import assign, file, jobs_of, live, ref, replace, split, unreferenced
-from tests.support.state import FileReferenceStore, KeyBounds
+from tests.support.state import FileReferenceStore, KeyBounds, NewDeletion
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +250,7 @@ def test_invalid_requests_cannot_be_made(fields: dict[str, object]) -> None:
 
 
 def delete(store: FileReferenceStore) -> None:
-    Deletions(store).record("{}", KeyBounds([None], [None]), by_values=False)
+    Deletions(store).record(NewDeletion("{}", KeyBounds([None], [None]), by_values=False))
 
 
 def test_a_job_that_did_not_apply_a_pending_deletion_is_refused(

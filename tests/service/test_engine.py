@@ -8,7 +8,7 @@ import pyspark
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.writing import ingest
+from dormouse.writing import engines
 from dormouse.writing.engines import CLUSTER_BYTES_MIN, choose_engine, has_cluster
 
 MACHINE_BYTES = 10 * CLUSTER_BYTES_MIN
@@ -16,7 +16,7 @@ MACHINE_BYTES = 10 * CLUSTER_BYTES_MIN
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "machine_bytes", lambda: MACHINE_BYTES)
+    monkeypatch.setattr(engines, "machine_bytes", lambda: MACHINE_BYTES)
     monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
 
 
@@ -55,5 +55,5 @@ def test_without_spark_this_process_does_all_work(monkeypatch: pytest.MonkeyPatc
     assert chosen(MACHINE_BYTES, None) == "local"
     with pytest.raises(InvalidInput, match="is not available here"):
         choose_engine("spark", lambda: 0, "local", None)
-    monkeypatch.setattr(ingest, "find_spec", lambda _: None)
+    monkeypatch.setattr(engines, "find_spec", lambda _: None)
     assert chosen(MACHINE_BYTES) == "local"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.region import KeyRanges
-from dormouse.reading import gone_rows, row_numbers, row_sets
+from dormouse.reading import gone_rows, row_numbers, row_search, row_sets
 from dormouse.reading.executor import query
 from dormouse.reading.sql import selects
 from dormouse.reading.sql.parsed import reviewed
@@ -25,6 +25,7 @@ __all__ = [
     "question",
     "reviewed",
     "row_numbers",
+    "row_search",
     "row_sets",
     "scalar",
     "selects",

@@ -19,7 +19,7 @@ import dormouse as dm
 from dormouse.errors import InvalidQuery, InvalidSchema, ObjectDamaged, ObjectNotFound
 from tests.stored import query
 from tests.support.api import Instance, Table
-from tests.support.reading import arrow_schema, row_sets
+from tests.support.reading import arrow_schema, row_search
 from tests.support.state import LAYOUTS
 from tests.support.writing import listed_deletions
 
@@ -439,7 +439,7 @@ def test_a_restored_backup_has_the_listed_rows(tmp_path: Path) -> None:
         instance.backup(tmp_path / "backups")
     (tmp_path / "new").mkdir()
     dm.restore(tmp_path / "backups", tmp_path / "new")
-    row_sets._KNOWN.__init__()  # type: ignore[misc]
+    row_search.KNOWN.__init__()  # type: ignore[misc]
     with dm.local(tmp_path / "new") as instance:
         model.instance, model.table = instance, instance.table("t")
         model.check()
