@@ -165,14 +165,14 @@ def test_a_task_on_spark_reads_inputs_with_newer_columns(shaped: Shaped) -> None
 def test_a_bulk_ingest_on_spark_that_began_before(
     spark: SparkSession, shaped: Shaped, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = ingest._write
+    write = ingest.write_files
 
     def then_changed(*args: Any) -> Any:
         files = write(*args)
         change(shaped)
         return files
 
-    monkeypatch.setattr(ingest, "_write", then_changed)
+    monkeypatch.setattr(ingest, "write_files", then_changed)
     frame = spark.createDataFrame(table_of(3, 4).to_pylist())
     assert shaped.table.ingest(frame).rows == 2
     late_rows(shaped, 3, 4)

@@ -10,7 +10,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidQuery
-from tests.support.reading import RANDOM, constant_text, functions_review, scalar
+from tests.support.reading import RANDOM, constant_text, reviewed, scalar
 
 ROWS = (
     (
@@ -130,7 +130,7 @@ def test_functions_of_chance_select_no_rows() -> None:
     volatile = duckdb.sql(
         "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability = 'VOLATILE'"
     )
-    allowed = functions_review("expressions").allowed
+    allowed = reviewed("expressions").allowed
     # error(…) has no value
     assert {name for (name,) in volatile.fetchall() if name.lower() in allowed} - {"error"} == RANDOM
 
