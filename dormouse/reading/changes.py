@@ -147,8 +147,8 @@ _Pages: TypeAlias = Iterator[list[ChangedFile]]
 class Near:
     """A limit of changes to rows with keys in some ranges, and to some of the added files if these are known.
 
-    More rows of the files and of restores may be read. In a keyed table, a newer row with the same values is
-    a change as well.
+    More rows of the files and of restores may be read. In a keyed table, each key that was touched since is a
+    change, even if its row is as before: a reader in between may have seen another one.
     """
 
     ranges: KeyRanges = field(default_factory=KeyRanges)
@@ -193,10 +193,10 @@ def changes(
     interruption = interruption or Interruption()
     # errors about what cannot be read are raised here, before the first row
     pages, events = pages_between(context, after, till), events_between(context, after, till)
-    by_place, near = near is not None, near or Near()
+    touched, near = near is not None, near or Near()
     pages = near.pages(pages)
     if is_keyed(context.properties):
-        keyed = KeyedChanges(context, after, till, interruption, schema, near.ranges, by_place)
+        keyed = KeyedChanges(context, after, till, interruption, schema, near.ranges, touched)
         rows = _of_keys(keyed, pages, events, near.ranges)
     else:
         steps = _steps(pages, events)

@@ -65,8 +65,8 @@ class KeyedChanges:
     """The wanted columns and the kind of change. A deleted key has values only in the key columns."""
     near: KeyRanges = new(default_factory=KeyRanges)
     """The ranges of the keys that are wanted of deletions and restores."""
-    by_place: bool = False
-    """True if a newer row with the same values counts as a change, too."""
+    touched: bool = False
+    """True if each key that loads, deletions or restores touched counts as changed."""
 
     def batches(
         self, files: Iterable[Sequence[Scan]], events: Sequence[PastEvent]
@@ -124,12 +124,12 @@ class KeyedChanges:
             numbered = numbered.append_column(f"{name}_row", pa.array(np.arange(found.num_rows)))
             joined = joined.join(numbered, names, join_type="left outer")
         joined = joined.sort_by([(name, "ascending") for name in names])
+        if self.touched:
+            return self._changes(joined, now)
         differs = pc.fill_null(pc.not_equal(joined[_AFTER], joined[_TILL]), True)
         is_known = pc.or_(pc.is_valid(joined[_AFTER]), pc.is_valid(joined[_TILL]))
         joined = joined.filter(pc.and_(differs, is_known))
-        if not self.by_place:
-            joined = joined.filter(pa.array(self._other_values(joined, before, now)))
-        return self._changes(joined, now)
+        return self._changes(joined.filter(pa.array(self._other_values(joined, before, now))), now)
 
     def _other_values(self, joined: pa.Table, before: pa.Table, now: pa.Table) -> Flags:
         """Returns a flag for each key: true if its values differ at the two moments, or one lacks the key."""

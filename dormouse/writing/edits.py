@@ -336,7 +336,8 @@ class Edit:
         for one in disturbances:
             planned = self._planned[self._of(one)]
             context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
-            till = now(context, planned.at)
+            # not a later moment: the names are those of the files up to this one
+            till = replace(one.till, at=max(one.till.at, planned.at.at))
             if _concerns(planned.computed.concern, context, planned.at, till, one.files):
                 concerned.append(one)
             else:
@@ -367,14 +368,14 @@ class Edit:
         return list(range(len(self._planned)))
 
     def _loads(self) -> list[int]:
-        """Returns the numbers of the changes that read nothing and have a place among loads of a keyed table.
+        """Returns the numbers of the changes that write keys of a keyed table without reading them.
 
         When others are computed again, they get later places, as if the whole edit began anew.
         """
         return [
             number
             for number, planned in enumerate(self._planned)
-            if planned.attempt.place is not None and planned.computed.concern is None
+            if planned.attempt.place is not None and not planned.change.reads_its_keys
         ]
 
     def _computed(self, context: TableContext, change: Change, name: str | None = None) -> _Planned:

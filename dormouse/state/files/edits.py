@@ -16,6 +16,7 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import DormouseError
+from dormouse.model.cut import Position
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Call, Statement, bytes_, execute_together, load
@@ -85,12 +86,14 @@ class Part:
 class Disturbance:
     """Commits that may have changed rows of a read since: files that they added, deletions and restores.
 
-    `files` are the names of those with keys in its spans, or None if they are too many.
+    `files` are the names of those with keys in its spans, or None if they are too many. There are no others
+    up to the moment `till`.
     """
 
     part: int
     read: int
     files: frozenset[str] | None
+    till: Position
 
 
 class Disturbed(Exception):
@@ -226,9 +229,11 @@ def _lock(conn: psycopg.Connection[Any], part: Part, *, is_impatient: bool) -> N
 def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
     found = []
     for n, read in enumerate(part.reads):
-        [(names, by_event)] = part.store.own.rows_in(conn, _DISTURBED, {**read.values, "limit": NAMES_MAX})
-        if names or by_event:
-            found.append(Disturbance(number, n, None if len(names) == NAMES_MAX else frozenset(names)))
+        values = {**read.values, "limit": NAMES_MAX}
+        for names, by_event, *till in part.store.own.rows_in(conn, _DISTURBED, values):
+            files = None if len(names) == NAMES_MAX else frozenset(names)
+            if names or by_event:
+                found.append(Disturbance(number, n, files, Position(*till)))
     return found
 
 

@@ -75,9 +75,11 @@ where exists (
 
 -- name: disturbed
 -- Whether ingests, deletions or restores since a snapshot may have changed rows with keys in some spans: the names of files with
--- such rows, at most "limit", and whether a deletion or restore did.
+-- such rows, at most "limit", and whether a deletion or restore did. Also the position up to which it looked.
 with {added}
-select array({near} limit %(limit)s), {events};
+select array({near} limit %(limit)s), {events}, t.epoch, pg_current_snapshot()::text, clock_timestamp()
+from tables t
+where t.table_id = %(table_id)s;
 
 -- name: check_undisturbed
 -- Raises not_whole if ingests, deletions or restores since a snapshot may have changed rows with keys in some spans.
