@@ -289,6 +289,7 @@ def _retried(work: Callable[[], None]) -> None:
             continue
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["update", "merge", "sql", "transaction"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_increment_of_a_counter_is_lost(instance: Instance, layout: str, how: str) -> None:
