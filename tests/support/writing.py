@@ -5,7 +5,7 @@ from __future__ import annotations
 from dormouse.data.sketches import FileSketches
 from dormouse.sources.infer import infer
 from dormouse.sources.source import open_source
-from dormouse.writing import listed_deletions
+from dormouse.writing import edits, listed_deletions
 from dormouse.writing.compaction import compact
 from dormouse.writing.compaction_job import run_compaction
 from dormouse.writing.deleting import asked_to_delete
@@ -34,6 +34,7 @@ __all__ = [
     "asked_to_delete",
     "commit_files",
     "compact",
+    "edits",
     "infer",
     "ingest",
     "ingest_in_process",

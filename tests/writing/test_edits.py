@@ -20,7 +20,16 @@ from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges
 from tests.support.reading import query as rows_of
 from tests.support.state import LAYOUTS, TableContext, WriteAttempt
-from tests.support.writing import Computed, Concern, Edit, asked_to_delete, keyed_rows, open_source, written
+from tests.support.writing import (
+    Computed,
+    Concern,
+    Edit,
+    asked_to_delete,
+    edits,
+    keyed_rows,
+    open_source,
+    written,
+)
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
 KEEPS = "every_row", "newest_row"
@@ -364,3 +373,52 @@ def test_a_newer_row_with_the_same_values_is_a_change(instance: Instance) -> Non
             table.update({"k": 20}, {"v": 20})
     assert tx.attempts == 2
     assert 20 not in seen(table)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_a_row_that_came_and_went_around_the_read_concerns_the_change(instance: Instance, keep: str) -> None:
+    table, change = made(instance, keep), Raise(dm.Range(20, 50))
+    compute, times = change.compute, iter([True])
+
+    def once(context: TableContext, attempt: WriteAttempt, at: Any) -> Computed:
+        is_first = next(times, False)
+        if is_first:
+            table.ingest([{"k": 25, "v": 1}])
+        found = compute(context, attempt, at)
+        if is_first:
+            table.delete({"k": 25})
+        return found
+
+    change.compute = once  # type: ignore[method-assign]
+    assert raised(table, change).attempts == 2
+    assert 25 not in seen(table)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_commits_after_the_search_for_others_are_found_later(
+    instance: Instance, keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, commit = made(instance, keep), edits.commit
+    late = iter([{"k": 26, "v": 1}])
+
+    def searched(*given: Any, **how: Any) -> bool:
+        try:
+            return commit(*given, **how)
+        finally:
+            table.ingest(list(late))
+
+    monkeypatch.setattr(edits, "commit", searched)
+    edit = raised(table, Raise(dm.Range(20, 50)), lambda: table.ingest([{"k": 25, "v": 2_000}]))
+    assert edit.attempts == 2
+    assert seen(table)[26] == 2
+
+
+def test_the_rows_of_a_replacement_get_a_later_place_with_their_transaction(instance: Instance) -> None:
+    table = made(instance)
+    other = instance.create_table("u", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
+    with instance.transaction() as tx:
+        tx.update("t", {"k": 20}, {"v": dm.sql("v + 1")})
+        tx.replace("u", {"v": 5_000}, [{"k": 1, "v": 1}])
+        table.update({"k": 20}, {"v": 7})
+        other.upsert([{"k": 1, "v": 100}])
+    assert (tx.attempts, seen(table)[20], seen(other)) == (2, 8, {1: 1})
