@@ -327,7 +327,8 @@ def test_an_old_refusal_is_not_taken_for_that_of_a_later_request(unserved: Insta
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(raised, unserved.table("t"), Raise(TWO), meanwhile, edit_id="one")
         first = waiting(unserved)
-        assert [o.error_class for o in unserved.committer().drain()] == ["EditConflict"]
+        # the edit may be computed again, and sent, while the queue is drained
+        assert unserved.committer().drain()[0].error_class == "EditConflict"
         wait_until(lambda: len(sent) == 2, 60)
         unserved.commits.queues[0].send(first)
         with serving(unserved):

@@ -271,7 +271,9 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 SPACES = st.sampled_from([" ", "\n", "\t", "  ", " /* where , */ ", " -- when ) '\n"])
 
-OPERATORS = st.sampled_from(["=", "||", "is distinct from", "and", "-"])
+OPERATORS = st.sampled_from(["||", "and", "-"])
+COMPARISONS = st.sampled_from(["=", "is distinct from"])
+"""Operators that cannot follow each other without parentheses."""
 
 
 def expressions() -> st.SearchStrategy[str]:
@@ -279,6 +281,7 @@ def expressions() -> st.SearchStrategy[str]:
         WORDS,
         lambda inner: st.one_of(
             st.tuples(inner, SPACES, OPERATORS, SPACES, inner).map("".join),
+            st.tuples(inner, SPACES, COMPARISONS, SPACES, inner).map(lambda five: f"({''.join(five)}\n)"),
             inner.map(lambda one: f"({one}\n)"),
             st.tuples(inner, inner).map(lambda both: f"coalesce({both[0]}\n, {both[1]}\n)"),
             st.tuples(inner, inner, inner).map(
