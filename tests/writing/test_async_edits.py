@@ -20,13 +20,12 @@ import dormouse as dm
 from dormouse.errors import AttemptAbandoned, CommitFailed, CommitRejected, EditConflict, TableNotFound
 from dormouse.state.commits import job_commits
 from dormouse.state.commits.commit_queues import CommitQueues
-from dormouse.writing import edits
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.support.commits import EditTables
 from tests.support.objects import open_store
 from tests.support.settings import load_settings
-from tests.support.writing import Edit
+from tests.support.writing import Edit, edits
 from tests.writing.test_edits import OPEN_ATTEMPTS, Raise, made, raised, seen
 
 pytestmark = pytest.mark.objects
