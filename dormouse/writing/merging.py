@@ -144,6 +144,10 @@ class Merge:
         found.add(self._when)
         return found
 
+    def clause_text(self, number: int) -> str:
+        """Returns the name of a clause, counted from 0, to follow the table's in an error."""
+        return f": clause {number + 1}"
+
     def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
         """Returns the columns of the staged source. Those that the table has, too, get its types."""
         schema = context.schema
@@ -188,6 +192,9 @@ class PartialUpsert(Merge):
         found = Clauses(self.sessions, what, context, columns, context.schema.row_key_names)
         found.add_upsert(self._deletes)
         return found
+
+    def clause_text(self, number: int) -> str:
+        return ""  # they are not the user's
 
     def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
         """Returns the columns of the staged data. Raises the errors of `upsert`."""
@@ -375,6 +382,7 @@ class _Computation:
             return found
 
         inserted, deleted = of("insert"), of("delete")
+        self._check_nulls(clauses, new, deleted)
         # a mark of deletion for a key that the table does not have deletes no row
         is_there = np.array([one.kind != "not_matched" for one in self._acting])[clauses]
         outcome.count("inserted", int(inserted.sum()))
@@ -389,6 +397,22 @@ class _Computation:
             return Edited(rows)
         rows = new_rows(self._context, new.filter(pa.array(~deleted)).columns)
         return Edited(rows, before.filter(pa.array(~inserted)))
+
+    def _check_nulls(
+        self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, deleted: np.ndarray[Any, Any]
+    ) -> None:
+        """Raises `InvalidData` for a new row without a value for a column that must not be null."""
+        for column in self._schema.fields:
+            values = new.column(column.name)
+            if column.nullable or not values.null_count:
+                continue
+            at = pc.index(pc.and_not(values.is_null(), pa.array(deleted)), True).as_py()
+            if at >= 0:
+                raise InvalidData(
+                    f"{self._what}{self._merge.clause_text(int(clauses[at]))}: column {column.name!r} must not "
+                    f"be null, and the row with {key_text(self._schema, new, at)} has no value for it",
+                    column=column.name,
+                )
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

@@ -23,17 +23,17 @@ from dormouse.sources.given_rows import are_paths, as_arrow
 from dormouse.sources.source import Source, open_source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.deleting import asked_to_delete, names_values
+from dormouse.writing.deleting import DELETE, asked_to_delete, names_values
 from dormouse.writing.edits import Change, Computed, Edit
 from dormouse.writing.ingest import IngestReport, keyed_rows, written
 from dormouse.writing.updating import Update
 
 
-def is_read(context: TableContext, where: DeleteWhere | Sql) -> bool:
+def is_read(context: TableContext, where: DeleteWhere | Sql, verb: str = DELETE) -> bool:
     """Returns whether a deletion reads rows, since no recorded condition of a mapping can describe them."""
     if isinstance(where, Sql):
         return True
-    return is_keyed(context.properties) and on_current(context, lambda now: names_values(now, where))
+    return is_keyed(context.properties) and on_current(context, lambda now: names_values(now, where, verb))
 
 
 class Given:
@@ -101,12 +101,20 @@ class Replace:
     def reads_its_keys(self) -> bool:
         return self.given is None
 
+    @property
+    def _verb(self) -> str:
+        return DELETE if self.given is None else "replace rows of"
+
+    @property
+    def _removal(self) -> Update:
+        return Update(self.sessions, self.where, None, verb=self._verb)
+
     def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
         gone = Computed()
-        if is_read(context, self.where):
-            gone = Update(self.sessions, self.where, None).compute(context, attempt, at)
+        if is_read(context, self.where, self._verb):
+            gone = self._removal.compute(context, attempt, at)
         elif not isinstance(self.where, Sql):
-            question, deletion = asked_to_delete(context, self.where)
+            question, deletion = asked_to_delete(context, self.where, self._verb)
             gone = Computed(deletions=() if question.is_empty else [deletion])
         if self.given is None:
             return gone
@@ -118,7 +126,7 @@ class Replace:
 
     def dry_run(self, context: TableContext) -> Mapping[str, int]:
         """Returns the numbers of rows that would be "deleted" and "inserted"; changes nothing."""
-        counts = dict(Update(self.sessions, self.where, None).dry_run(context))
+        counts = dict(self._removal.dry_run(context))
         if self.given is not None:
             rows = self.given.source(context, context.schema).batches
             counts["inserted"] = sum(batch.num_rows for batch in rows)

@@ -72,13 +72,13 @@ CHANGES: list[tuple[list[str], str, dict[int, tuple[Any, Any]]]] = [
     (["replace", "t", "new.json", "--where", "k=2:"], "replaced the rows of table t with k=2: by 3 rows",
      {1: ("a", 1), 2: ("B", 20), 3: ("gone", 0), 9: ("new", 9)}),
     (["sql", "--write", "update t set n = $n where k = 1", "--param", "n=5"],
-     "update on t: 0 rows inserted, 1 row updated, 0 rows deleted", BEFORE | {1: ("a", 5)}),
+     "updated 1 row of table t", BEFORE | {1: ("a", 5)}),
     (["sql", "--write", "delete from t where k > 1"],
-     "delete on t: the matching rows deleted", {1: ("a", 1)}),
+     "deleted the matching rows of table t", {1: ("a", 1)}),
     (["sql", "--write", "delete from t where v = 'a' or n = 2"],
-     "delete on t: 0 rows inserted, 0 rows updated, 2 rows deleted", {3: (None, None)}),
+     "deleted 2 rows of table t", {3: (None, None)}),
     (["sql", "--write", "insert into t (k, v) values (7, 'it''s')"],
-     "insert on t: 1 row inserted, 0 rows updated, 0 rows deleted", BEFORE | {7: ("it's", None)}),
+     "inserted 1 row into table t", BEFORE | {7: ("it's", None)}),
 ]  # fmt: skip
 WITH_QUESTIONS = {"update", "replace"}
 
