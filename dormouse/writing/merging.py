@@ -408,9 +408,10 @@ class _Computation:
                 continue
             at = pc.index(pc.and_not(values.is_null(), pa.array(deleted)), True).as_py()
             if at >= 0:
+                of = self._merge.clause_text(int(clauses[at]))
                 raise InvalidData(
-                    f"{self._what}{self._merge.clause_text(int(clauses[at]))}: column {column.name!r} must not "
-                    f"be null, and the row with {key_text(self._schema, new, at)} has no value for it",
+                    f"{self._what}{of}: column {column.name!r} must not be null, and the row with "
+                    f"{key_text(self._schema, new, at)} has no value for it",
                     column=column.name,
                 )
 
