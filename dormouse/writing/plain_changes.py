@@ -118,8 +118,9 @@ class Replace:
             gone = Computed(deletions=() if question.is_empty else [deletion])
         if self.given is None:
             return gone
-        # with a later place than the marks of deletion
-        load = Load(self.given, progress=self.progress).compute(context, attempt, at)
+        # with a later place than the marks of deletion, and other names than their files
+        named = replace(attempt, number=1)
+        load = Load(self.given, progress=self.progress).compute(context, named, at)
         return Computed(
             [*gone.files, *load.files], gone.deletions, gone.concern, {**gone.counts, **load.counts}
         )
