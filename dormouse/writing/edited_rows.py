@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
@@ -23,6 +24,7 @@ from dormouse.model.table import SEQUENCE, given_schema, is_keyed
 from dormouse.model.types import INT, Field
 from dormouse.reading.changes import CHANGE, DELETE
 from dormouse.reading.sql.conditions import DuckDb, type_name
+from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.scalars import (
     SOURCE,
     TARGET,
@@ -31,10 +33,10 @@ from dormouse.reading.sql.scalars import (
     columns_text,
     constant_text,
     reference,
-    scalar,
 )
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.streams import Interruption
 from dormouse.reading.where import unknown, value_of
 from dormouse.sources.source import Source, unkeyed
 from dormouse.state.context import TableContext
@@ -74,12 +76,15 @@ def relation(name: str, fields: Iterable[Field]) -> Relations:
     return ((name, tuple((one.name, one.type) for one in fields)),)
 
 
-def checked_scalar(what: str, value: object, relations: Relations, *, repeats: bool = False) -> Scalar:
-    """Returns a checked expression. Its errors begin with `what`. For `repeats`, see `scalar`."""
+def checked_scalar(
+    sessions: Sessions, what: str, value: object, relations: Relations, *, repeats: bool = False
+) -> Scalar:
+    """Returns a checked expression. Its errors begin with `what`. For `repeats`, see `scalars.scalar`."""
     if not isinstance(value, Sql):
         raise InvalidQuery(f"{what}: give dm.sql('an expression'), not {value!r}")
     try:
-        return scalar(value.text, relations, repeats=repeats)
+        with closing(sessions(Interruption())) as session:
+            return session.scalar(value.text, relations, repeats)
     except InvalidQuery as error:
         raise InvalidQuery(f"{what}: {error}") from None
 
@@ -117,14 +122,16 @@ def checked_constant(what: str, column: Field, value: Any) -> Any:
     raise InvalidQuery(f"{what}: {said}")
 
 
-def value_text(what: str, column: Field, value: Any, relations: Relations) -> tuple[str, Scalar | None]:
+def value_text(
+    sessions: Sessions, what: str, column: Field, value: Any, relations: Relations
+) -> tuple[str, Scalar | None]:
     """Returns the SQL of a new value of a column, a constant or an `Sql`, with the column's type.
 
     The second item is the checked expression of an `Sql`.
     """
     if not isinstance(value, Sql):
         return constant_text(column.type, checked_constant(what, column, value)), None
-    found = checked_scalar(f"{what}: {column.name!r}", value, relations)
+    found = checked_scalar(sessions, f"{what}: {column.name!r}", value, relations)
     return f"CAST({found.text} AS {type_name(column.type)})", found
 
 

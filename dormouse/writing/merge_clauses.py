@@ -19,6 +19,7 @@ from dormouse.model.edits import (
 )
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.sql.conditions import type_name
+from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.scalars import (
     SOURCE,
     TARGET,
@@ -58,8 +59,14 @@ class Clauses:
     """The condition that joins the rows of a merge's source with those of a table, and its clauses."""
 
     def __init__(
-        self, what: str, context: TableContext, source: Mapping[str, DataType], on: Sequence[str] | Sql | str
+        self,
+        sessions: Sessions,
+        what: str,
+        context: TableContext,
+        source: Mapping[str, DataType],
+        on: Sequence[str] | Sql | str,
     ) -> None:
+        self._sessions = sessions
         self._what = what
         self._context = context
         self._schema = context.schema
@@ -127,7 +134,7 @@ class Clauses:
                     )
             names = map(quoted, on)
             on = Sql(" AND ".join(f"{TARGET}.{name} = {SOURCE}.{name}" for name in names))
-        return checked_scalar(f"{self._what}: on", on, self._both, repeats=True)
+        return checked_scalar(self._sessions, f"{self._what}: on", on, self._both, repeats=True)
 
     # The clauses, as users give them.
 
@@ -190,7 +197,7 @@ class Clauses:
         if condition is None:
             return "true"
         given = Sql(condition) if isinstance(condition, str) else condition
-        found = checked_scalar(f"{what}: condition", given, relations, repeats=True)
+        found = checked_scalar(self._sessions, f"{what}: condition", given, relations, repeats=True)
         self._conditions.append(found)
         return found.text
 
@@ -221,7 +228,7 @@ class Clauses:
         if isinstance(columns, Mapping):
             found = {}
             for one in checked_columns(what, self._schema, columns):
-                found[one.name], used = value_text(what, one, columns[one.name], relations)
+                found[one.name], used = value_text(self._sessions, what, one, columns[one.name], relations)
                 self._values_used += [] if used is None else [used]
             listed: list[Field] = []
         elif columns == "*":

@@ -138,7 +138,7 @@ class Merge:
 
     def clauses(self, what: str, context: TableContext, columns: Mapping[str, DataType]) -> Clauses:
         """Returns the checked clauses for a source with these columns."""
-        found = Clauses(what, context, columns, self._on)
+        found = Clauses(self.sessions, what, context, columns, self._on)
         found.add(self._when)
         return found
 
@@ -183,7 +183,7 @@ class PartialUpsert(Merge):
         self._deletes = deletes
 
     def clauses(self, what: str, context: TableContext, columns: Mapping[str, DataType]) -> Clauses:
-        found = Clauses(what, context, columns, context.schema.row_key_names)
+        found = Clauses(self.sessions, what, context, columns, context.schema.row_key_names)
         found.add_upsert(self._deletes)
         return found
 

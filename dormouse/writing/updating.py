@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +23,10 @@ from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
 from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
-from dormouse.reading.sql.evaluating import evaluator
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
+from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Condition, DeleteWhere, Question
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
@@ -115,7 +116,9 @@ class _Computation:
         self._take_values()
         used = list(self._scalars.values())
         if isinstance(update.where, Sql):
-            condition = checked_scalar(f"{self._what}: where", update.where, self._relations, repeats=True)
+            condition = checked_scalar(
+                update.sessions, f"{self._what}: where", update.where, self._relations, repeats=True
+            )
             used.append(condition)
             self._chosen = _Chosen(condition.text, frozenset(name for _, name in condition.columns))
         else:
@@ -135,7 +138,9 @@ class _Computation:
             value = given[field.name]
             if isinstance(value, Sql):
                 what = f"{self._what}: column {field.name!r}"
-                self._scalars[field.name] = checked_scalar(what, value, self._relations)
+                self._scalars[field.name] = checked_scalar(
+                    self._update.sessions, what, value, self._relations
+                )
             else:
                 found = checked_constant(self._what, field, value)
                 self._constants[field.name] = pa.scalar(found, arrow_type(field.type))
@@ -190,11 +195,18 @@ class _Computation:
         names = {name for one in self._scalars.values() for _, name in one.columns}
         used = [one for one in self._schema.fields if one.name in names]
         texts = {self._schema.field(name): self._value(name) for name in self._scalars}
-        with evaluator(self._rows.moment) as evaluating:
-            for batch in read:
+        # without columns, DuckDB would not know the number of rows
+        sent = [one.name for one in used] or [self._schema.names[0]]
+        with closing(self._update.sessions(Interruption())) as session:
+            for batch in filter(attrgetter("num_rows"), read):
                 with self._naming():
-                    values = evaluating.values(batch, texts, used)
-                columns = (values.get(name, batch.column(name)) for name in self._schema.names)
+                    found = session.evaluated(batch.select(sent), texts, used, self._rows.moment)
+                    values = pa.Table.from_batches(found.batches, found.schema)
+                new = {
+                    one.name: column.combine_chunks()
+                    for one, column in zip(texts, values.columns, strict=True)
+                }
+                columns = (new.get(name, batch.column(name)) for name in self._schema.names)
                 yield self._edited(list(columns), batch)
 
     def _by_sql(self, ranges: KeyRanges) -> Iterator[Edited]:

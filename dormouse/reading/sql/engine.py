@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,16 @@ import duckdb
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
 from dormouse.model.locks import process_lock
-from dormouse.model.types import Parameters
+from dormouse.model.types import Field, Parameters
 from dormouse.objects.inlined import inlined_folder, place_of
 from dormouse.objects.staging import spill_folder
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.conditions import text
+from dormouse.reading.sql.evaluating import evaluated
 from dormouse.reading.sql.moments import macros
 from dormouse.reading.sql.parsed import Parsed, parsed
 from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
+from dormouse.reading.sql.scalars import Relations, Scalar, scalar
 from dormouse.reading.sql.wanted import Planning, Wanted, wanted
 from dormouse.reading.sql.writes import Written, written
 from dormouse.reading.streams import Interruption
@@ -167,6 +169,24 @@ class Session(Protocol):
 
     def wanted(self, planning: Planning) -> Wanted:
         """Returns the ranges of row keys that a statement needs of each table that it names."""
+        ...
+
+    def scalar(self, text: str, relations: Relations, repeats: bool) -> Scalar:
+        """Checks an expression; see `scalars.scalar`."""
+        ...
+
+    def evaluated(
+        self,
+        rows: pa.RecordBatch,
+        expressions: Mapping[Field, str],
+        used: Sequence[Field],
+        moment: int | None = None,
+    ) -> Rows:
+        """Returns the values of checked expressions over some rows; see `evaluating.evaluated`.
+
+        `rows` have at least one row and one column. For `moment`, see `rows`. Read the answer before the next
+        call.
+        """
         ...
 
     def rows(
@@ -351,6 +371,23 @@ class LocalSession:
             return find()
         statement, schemas = planning.statement, frozenset(planning.schemas.items())
         return self._engine.wanted.get(statement.text, (statement.run, schemas), find)
+
+    def scalar(self, text: str, relations: Relations, repeats: bool) -> Scalar:
+        return scalar(text, relations, repeats=repeats)
+
+    def evaluated(
+        self,
+        rows: pa.RecordBatch,
+        expressions: Mapping[Field, str],
+        used: Sequence[Field],
+        moment: int | None = None,
+    ) -> Rows:
+        connection = self._opened().connection
+        with self._watched():
+            for macro in () if moment is None or self._leaves is not None else macros(moment):
+                connection.execute(macro)
+            self._leaves = self._leaves or object()
+            return evaluated(connection, rows, expressions, used, self._watched)
 
     def rows(
         self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None

@@ -38,7 +38,8 @@ from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.firsts import Ends, Enough
 from dormouse.reading.sql.joined import Joined
 from dormouse.reading.sql.parsed import Parsed
-from dormouse.reading.sql.results import ReadFailed
+from dormouse.reading.sql.results import ReadFailed, Rows
+from dormouse.reading.sql.scalars import Scalar
 from dormouse.reading.sql.wanted import Planning, Wanted
 from dormouse.reading.sql.writes import VALUES
 from dormouse.reading.streams import Interruption
@@ -60,7 +61,7 @@ TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
 _OF_KEYS = (datetime, timezone, timedelta, date)
 """The classes of key values to which pickled data refers by name."""
-_CLASSES = (Parsed, Wanted, Enough, Ends, Joined, KeyRanges, Range, frozenset, *_OF_KEYS, *VALUES)
+_CLASSES = (Parsed, Wanted, Scalar, Enough, Ends, Joined, KeyRanges, Range, frozenset, *_OF_KEYS, *VALUES)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
     name: found
@@ -252,23 +253,23 @@ class _Worker:
             os._exit(1)
 
     def _answer(self, name: str, result: Any) -> None:
-        if name != "rows":
+        if not isinstance(result, Rows):
             self._channel.send(VALUE, pickle.dumps(result))
             return
         self._channel.send(SCHEMA, result.schema.serialize())
         for batch in result.batches:
-            for piece in _pieces(batch):
+            for piece in pieces(batch):
                 self._channel.send(BATCH, piece.serialize())
         self._channel.send(END)
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields a batch in slices of a few megabytes."""
     if batch.nbytes <= PIECE_BYTES_MAX:
         yield batch
     elif batch.num_rows > 1:
-        yield from _pieces(batch.slice(0, batch.num_rows // 2))
-        yield from _pieces(batch.slice(batch.num_rows // 2))
+        yield from pieces(batch.slice(0, batch.num_rows // 2))
+        yield from pieces(batch.slice(batch.num_rows // 2))
     elif batch.nbytes > ROW_BYTES_MAX:
         raise QueryTooLarge(
             f"a row of the answer has {batch.nbytes:,} bytes, and may have {ROW_BYTES_MAX:,}; ask for "

@@ -20,20 +20,22 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError
-from dormouse.model.types import Parameters
+from dormouse.model.types import Field, Parameters
 from dormouse.objects.staging import OTHERS, Slot, StagingArea, private_folder, private_folders
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import INTERRUPTED, Rows
+from dormouse.reading.sql.scalars import Relations, Scalar
 from dormouse.reading.sql.wanted import Planning, Wanted
 from dormouse.reading.sql.worker import (
     BATCH,
@@ -45,6 +47,7 @@ from dormouse.reading.sql.worker import (
     Channel,
     Setup,
     failure_in,
+    pieces,
     plain_value,
 )
 from dormouse.reading.sql.writes import Written
@@ -142,10 +145,10 @@ class WorkerProcess:
             with self._doubted():
                 return plain_value(self._next()[1])
 
-    def rows(self, interruption: Interruption, *arguments: Any) -> Rows:
-        """Runs a statement in the worker and returns its rows, whose batches are received on request."""
+    def rows(self, interruption: Interruption, name: str, *arguments: Any) -> Rows:
+        """Runs a function of the worker that returns rows, whose batches are received on request."""
         with interruption.ending(self._interrupt):
-            self._call(("rows", arguments))
+            self._call((name, arguments))
             with self._doubted():
                 schema = pa.ipc.read_schema(self._next()[1])
 
@@ -439,10 +442,33 @@ class WorkerSession:
         found: Wanted = self._worker.value(self._interruption, "wanted", planning)
         return found
 
+    def scalar(self, text: str, relations: Relations, repeats: bool) -> Scalar:
+        found: Scalar = self._worker.value(self._interruption, "scalar", text, relations, repeats)
+        return found
+
+    def evaluated(
+        self,
+        rows: pa.RecordBatch,
+        expressions: Mapping[Field, str],
+        used: Sequence[Field],
+        moment: int | None = None,
+    ) -> Rows:
+        def batches() -> Iterator[pa.RecordBatch]:
+            for piece in pieces(rows):
+                # a slice would be sent with the rest of its batch
+                whole = pa.ipc.read_record_batch(piece.serialize(), rows.schema)
+                yield from self._worker.rows(
+                    self._interruption, "evaluated", whole, expressions, used, moment
+                ).batches
+
+        found = batches()
+        first = next(found)
+        return Rows(first.schema, chain([first], found))
+
     def rows(
         self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
     ) -> Rows:
-        return self._worker.rows(self._interruption, views, statement, parameters, moment)
+        return self._worker.rows(self._interruption, "rows", views, statement, parameters, moment)
 
     def close(self) -> None:
         if self._dropped.detach() is not None:
