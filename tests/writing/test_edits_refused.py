@@ -15,7 +15,7 @@ import pytest
 from keyed_tables import SCHEMA, data
 
 import dormouse as dm
-from dormouse.errors import AmbiguousRows, DormouseError, InvalidInput, NotARowTable
+from dormouse.errors import AmbiguousRows, DormouseError, InvalidInput, NotARowTable, TableNotFound
 from tests.support.api import Instance, Table
 
 ROWS = [(1, 1, "a"), (2, 2, "b"), (3, 3, None)]
@@ -482,3 +482,14 @@ def test_bad_ids_are_refused(tables: Tables) -> None:
             tables.every.update({"k": 1}, {"v": 10}, edit_id=bad)  # type: ignore[arg-type]
         with refused(tables, InvalidInput, "transaction_id"):
             tables.instance.transaction(bad)  # type: ignore[arg-type]
+
+
+def test_a_transaction_whose_table_is_dropped_meanwhile_changes_nothing(tables: Tables) -> None:
+    tables.instance.create_table("gone", SCHEMA).ingest(data(ROWS))
+    before = tables.rows()
+    with pytest.raises(TableNotFound, match="'gone'") as caught, tables.instance.transaction() as transaction:
+        transaction.update("every", {"k": 1}, {"v": 9})
+        transaction.update("gone", {"k": 1}, {"v": 9})
+        tables.instance.drop_table("gone")
+    assert "\n" not in str(caught.value)
+    assert tables.rows() == before
