@@ -141,9 +141,7 @@ class Replace:
         load = Load(self.sessions, self.given, progress=self.progress).compute(context, named, at)
         concerns = [one.concern for one in (gone, load) if one.concern is not None]
         concern = reduce(or_, concerns) if concerns else None
-        return Computed(
-            [*gone.files, *load.files], gone.deletions, concern, {**gone.counts, **load.counts}
-        )
+        return Computed([*gone.files, *load.files], gone.deletions, concern, {**gone.counts, **load.counts})
 
     def dry_run(self, context: TableContext) -> Mapping[str, int]:
         """Returns the numbers of rows that would be "deleted" and "inserted"; changes nothing."""
