@@ -15,6 +15,7 @@ from tests.stored import at_once
 from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
 from tests.support.writing import Edit
+from tests.tiers import by_tier, sampled
 
 KEPT = ["newest_row", "every_row"]
 Work = Callable[[Table], object]
@@ -111,7 +112,7 @@ OTHERS: dict[str, tuple[Work, Work, bool]] = {
 
 
 @pytest.mark.parametrize("keep", KEPT)
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", sampled([*OTHERS], 10))
 def test_an_edit_is_computed_again_if_another_commit_changed_its_rows(
     instance: Instance, between: Between, what: str, keep: str
 ) -> None:
@@ -260,7 +261,7 @@ def test_an_edit_that_is_computed_again_is_newer_than_what_disturbed_it(
     assert rows_of(table)[0][1] == 42
 
 
-COUNTERS, TIMES = 4, 6
+COUNTERS, TIMES = 4, by_tier(3, 6)
 
 
 def _incremented(how: str, instance: Instance, name: str) -> None:

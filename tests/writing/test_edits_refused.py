@@ -62,9 +62,12 @@ def tables(instance: Instance) -> Tables:
 
 
 @contextmanager
-def refused(tables: Tables, kind: type[Exception], *words: str) -> Iterator[None]:
-    """Checks that the block raises an error of one line with these words, and changes nothing."""
-    before = tables.state()
+def refused(tables: Tables, kind: type[Exception], *words: str, before: Any = None) -> Iterator[None]:
+    """Checks that the block raises an error of one line with these words, and changes nothing.
+
+    `before` is the state of the tables, if it is known.
+    """
+    before = before or tables.state()
     with pytest.raises(kind) as caught:
         yield
     message = str(caught.value)
@@ -323,25 +326,19 @@ STATEMENTS: dict[str, tuple[str, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", UPDATES)
-def test_a_bad_update_is_one_clear_line(tables: Tables, case: str) -> None:
-    work, kind, word = UPDATES[case]
-    with refused(tables, kind, word):
-        work(tables)
+@pytest.mark.parametrize("cases", [UPDATES, MERGES], ids=["updates", "merges"])
+def test_a_bad_edit_is_one_clear_line(tables: Tables, cases: dict[str, Case]) -> None:
+    before = tables.state()
+    for work, kind, word in cases.values():
+        with refused(tables, kind, word, before=before):
+            work(tables)
 
 
-@pytest.mark.parametrize("case", MERGES)
-def test_a_bad_merge_is_one_clear_line(tables: Tables, case: str) -> None:
-    work, kind, word = MERGES[case]
-    with refused(tables, kind, word):
-        work(tables)
-
-
-@pytest.mark.parametrize("case", STATEMENTS)
-def test_a_bad_statement_is_one_clear_line(tables: Tables, case: str) -> None:
-    statement, kind, word = STATEMENTS[case]
-    with refused(tables, kind, word):
-        tables.instance.execute(statement)
+def test_a_bad_statement_is_one_clear_line(tables: Tables) -> None:
+    before = tables.state()
+    for statement, kind, word in STATEMENTS.values():
+        with refused(tables, kind, word, before=before):
+            tables.instance.execute(statement)
 
 
 def test_bad_replacements_and_partial_upserts_are_one_clear_line(tables: Tables) -> None:
