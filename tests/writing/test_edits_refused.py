@@ -387,6 +387,23 @@ def test_a_transaction_cannot_be_used_after_an_error_has_left_it(tables: Tables)
         transaction.ingest("every", data([(5, 5, None)]))
 
 
+def test_the_source_of_a_merge_cannot_be_a_table_that_its_transaction_has_changed(tables: Tables) -> None:
+    source, when = dm.sql("select k, v + 1 as v, s from EVERY where k = 1"), [dm.WhenMatched(update="*")]
+    with (
+        refused(tables, InvalidInput, "table 'every': the source of a merge"),
+        tables.instance.transaction() as transaction,
+    ):
+        transaction.update("every", {"k": 2}, {"v": 9})
+        transaction.merge_into("keyed", source, ["k"], when)
+    with tables.instance.transaction() as transaction:
+        transaction.merge_into("keyed", source, ["k"], when)
+        transaction.update("every", {"k": 2}, {"v": 9})
+        # the merge is computed again, after the change
+        tables.instance.table("keyed").upsert(data([(1, 50, None)]))
+    assert transaction.attempts == 2
+    assert transaction.applied
+
+
 def test_a_transaction_cannot_be_used_by_two_threads(tables: Tables) -> None:
     found: list[BaseException] = []
     before = tables.state()

@@ -68,6 +68,7 @@ BOTH: list[tuple[Any, ...]] = [
     ("delete from t where k = 1.5 or k = 99",),
     ("delete from t as u where u.s like '%t''s'",),
     ("delete from t where x = 0",),
+    ("delete from t where k = '2'::bigint and n < ' 5.4 '::int",),
     ("delete from t where k in ($1, $2)", [1, 4]),
     ("insert into t values (9, 'i', 1, 0.5, 'nine', '2026-01-31', '2026-01-31 12:00:00', 1.005)",),
     ("insert into t (g, k) values ('i', 9), ('j', '10')",),

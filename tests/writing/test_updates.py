@@ -115,6 +115,8 @@ def test_a_table_that_merges_rows_updates_the_merged_ones(instance: Instance) ->
     assert [one["n"] for one in table.query().read_all().to_pylist()] == expected
     table.compact()
     assert [one["n"] for one in table.query().read_all().to_pylist()] == expected
+    assert instance.execute("delete from sums where n >= 12").deleted == 4
+    assert [one["n"] for one in table.query().read_all().to_pylist()] == [0, 0, 9, 1, 4, 7]
 
 
 WRONG: list[tuple[Any, Any, str]] = [

@@ -446,6 +446,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ("seen = '2026-01-31T12:00:00.000000Z'::TIMESTAMPTZ", {"seen": NOON}),
         ("k = 1.5", None),
         ("k = '5'", None),
+        ("k = '5'::BIGINT", None),
         ("k = null", None),
         ("k in (1, null)", None),
         ("k = 1 or k = 2", None),
