@@ -256,9 +256,7 @@ class Edit:
         """
         check_may_edit(context)
         planned = self._computed(context, change, name)
-        for earlier in self._planned:
-            if earlier.context.table.table_id == context.table.table_id:
-                _check_apart(earlier, planned)
+        self._check_apart(self._planned, planned)
         self._planned.append(planned)
         return planned.computed
 
@@ -363,6 +361,15 @@ class Edit:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
             self._planned[number] = self._computed(planned.context.followed(), planned.change)
+        for number, planned in enumerate(self._planned):
+            self._check_apart(self._planned[:number], planned)
+
+    @staticmethod
+    def _check_apart(earlier: Sequence[_Planned], planned: _Planned) -> None:
+        """Raises `InvalidInput` if a change depends on rows that an earlier one of this edit changed."""
+        for one in earlier:
+            if one.context.table.table_id == planned.context.table.table_id:
+                _check_apart(one, planned)
 
     def _all(self) -> list[int]:
         return list(range(len(self._planned)))
@@ -481,7 +488,7 @@ def _concerns(
 
 
 def _check_apart(earlier: _Planned, later: _Planned) -> None:
-    """Raises `InvalidInput` if a change depends on rows that an earlier one of the same edit changed."""
+    """Raises `InvalidInput` if a change depends on rows that an earlier one of the same table changed."""
     schema, concern = later.context.schema, later.computed.concern
     reads = [span for one in (later.read,) if one is not None for span in one.spans]
     reads += [span_of(schema, deletion) for deletion in later.computed.deletions]
@@ -500,7 +507,7 @@ def _check_apart(earlier: _Planned, later: _Planned) -> None:
     if depends:
         raise InvalidInput(
             f"table {later.context.table.name!r}: this change reads or deletes rows that an earlier one of "
-            "the same transaction changed; join the two, or use two transactions"
+            "the same transaction changed; make both by one update or one merge_into, or use two transactions"
         )
 
 
