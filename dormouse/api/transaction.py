@@ -170,7 +170,9 @@ class Transaction:
 
         self._check_usable()
         known = self._find(table)
-        data, is_partial = self._tables.partial(known.context, data, "local") if upserts else (data, False)
+        is_partial = False
+        if upserts:  # a DataFrame of Spark is refused later
+            data, is_partial = self._tables.partial(known.context, data, "local", lambda _: {})
 
         def load(of: Tables) -> Change:
             if not is_partial:

@@ -10,7 +10,7 @@ import pytest
 from keyed_tables import SCHEMA, begun, data
 
 import dormouse as dm
-from dormouse.errors import EditConflict
+from dormouse.errors import EditConflict, InvalidInput
 from tests.stored import at_once
 from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
@@ -217,6 +217,18 @@ def test_a_transaction_is_computed_again_as_a_whole(instance: Instance, between:
         transaction.update("other", {"k": 3}, {"v": dm.sql("v + 1")})
     assert between.tries == 2
     assert (rows_of(one)[2], rows_of(other)[2]) == ((3, 4, "c"), (3, 31, "c"))
+
+
+@pytest.mark.parametrize("keep", KEPT)
+def test_changes_that_meet_only_when_they_are_computed_again_are_refused(
+    instance: Instance, between: Between, keep: str
+) -> None:
+    table = made(instance, keep)
+    between.do(lambda: table.update({"k": 3}, {"s": "moved"}))
+    with pytest.raises(InvalidInput, match="one merge_into"), instance.transaction() as transaction:
+        transaction.update("t", dm.sql("s = 'moved'"), {"v": dm.sql("v + 1")})
+        transaction.update("t", {"k": 3}, {"v": dm.sql("v + 10")})
+    assert rows_of(table)[2] == (3, 3, "moved")
 
 
 @pytest.mark.parametrize("keep", KEPT)
