@@ -23,6 +23,7 @@ from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
 from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.sql.evaluating import stepped
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
@@ -199,13 +200,17 @@ class _Computation:
         sent = [one.name for one in used] or [self._schema.names[0]]
         with closing(self._update.sessions(Interruption())) as session:
             for batch in filter(attrgetter("num_rows"), read):
-                with self._naming():
-                    found = session.evaluated(batch.select(sent), texts, used, self._rows.moment)
-                    values = pa.Table.from_batches(found.batches, found.schema)
                 new = {
-                    one.name: column.combine_chunks()
-                    for one, column in zip(texts, values.columns, strict=True)
+                    one.name: value
+                    for one in texts
+                    if (value := stepped(batch, self._scalars[one.name].step, one.type)) is not None
                 }
+                if len(new) < len(texts):
+                    with self._naming():
+                        found = session.evaluated(batch.select(sent), texts, used, self._rows.moment)
+                        values = pa.Table.from_batches(found.batches, found.schema)
+                    listed = zip(texts, values.columns, strict=True)
+                    new = {one.name: column.combine_chunks() for one, column in listed}
                 columns = (new.get(name, batch.column(name)) for name in self._schema.names)
                 yield self._edited(list(columns), batch)
 
