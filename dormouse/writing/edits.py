@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from dormouse.postgres.connection import Supplier
+    from dormouse.reading.table_view import Foreseen
 
 ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
@@ -117,6 +118,25 @@ class Change(Protocol):
         attempt is not durable: confirm it before the first object is written.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A computation of a change that was begun before it had an attempt, and needs the answer to a query."""
+
+    computation: Any
+    query: Foreseen
+
+
+@runtime_checkable
+class BegunChange(Protocol):
+    """A change that may know what it reads before it has an attempt. This saves a round trip."""
+
+    def begun(self, context: TableContext) -> Begun | None: ...
+
+    def compute(
+        self, context: TableContext, attempt: WriteAttempt, at: Position, begun: Begun | None = None
+    ) -> Computed: ...
 
 
 class CountedChange(Change, Protocol):
@@ -382,14 +402,23 @@ class Edit:
         """Computes a change at the present moment, with a new attempt."""
 
         def once(known: TableContext) -> _Planned:
+            begun = rows = None
             if change.reads_its_keys or not is_keyed(known.properties):
-                attempt, at = known.attempts.plan(known.table, name)
+                if isinstance(change, BegunChange):
+                    with suppress(DormouseError):  # with columns that may be outdated
+                        begun = change.begun(known)
+                then = None if begun is None else begun.query.request.call
+                attempt, at, rows = known.attempts.plan(known.table, name, then)
             else:
                 attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
             current, attempt = known.writing_for(attempt)
             self._open.append((current, attempt))
             try:
-                return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
+                if begun is None or rows is None or current is not known:
+                    return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
+                begun = replace(begun, query=replace(begun.query, rows=rows))
+                found = cast(BegunChange, change).compute(current, attempt, at, begun)
+                return _Planned(change, current, attempt, at, found)
             except BaseException:
                 self._discard(current, attempt)
                 raise
