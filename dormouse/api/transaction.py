@@ -165,7 +165,7 @@ class Transaction:
 
         def load(of: Tables) -> Change:
             if not is_partial:
-                return Load(Given(data), upserts, deletes, progress)
+                return Load(of.sessions(), Given(data), upserts, deletes, progress)
             made = PartialUpsert(of.sessions(), data, deletes=deletes, progress=progress)
             self._closing.callback(made.close)
             return made

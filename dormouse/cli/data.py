@@ -26,6 +26,7 @@ from dormouse.cli.output import (
 from dormouse.cli.parsing import parse_moment, parse_where, read_text
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
+from dormouse.model.edits import Sql
 from dormouse.model.table import Engine
 from dormouse.verbs.reading import ChangesRequest, QueryRequest, StatementRequest
 from dormouse.verbs.verb import options
@@ -186,6 +187,9 @@ RowsToGo = Annotated[
     "column=value, column=min:max with at least one end, or JSON, like '{\"day\": null}'; rows must meet "
     "all.",
 ]
+WhereSql = Annotated[
+    str | None, "A condition in SQL over the row's columns, like 'delay > 60', instead of --where."
+]
 AllRows = Annotated[bool, "All rows."]
 
 
@@ -195,15 +199,16 @@ def delete(
     table: TableName,
     /,
     where: RowsToGo = None,
+    where_sql: WhereSql = None,
     all: AllRows = False,
     dry_run: Annotated[bool, "Count the rows that match, and change nothing."] = False,
     yes: Yes = False,
 ) -> None:
     """Delete rows, at once, for every reader. Asks first on a terminal; elsewhere it needs --yes."""
-    check_said("delete", where, all)
+    check_said("delete", where, all, where_sql)
     with session.open(read_only=dry_run) as instance:
         of = instance.table(table)
-        condition, what = rows_to_go(of, table, where)
+        condition, what = rows_to_edit(of, table, where, where_sql)
         ask(dry_run or yes, f"delete {what}", done="deleted")
         report = of.delete(condition, dry_run=dry_run)
     rows = plural(report.rows or 0, "row")
@@ -294,7 +299,11 @@ def restore_table(
 
 def check_said(verb: str, where: list[str] | None, all: bool, where_sql: str | None = None) -> None:
     """Raises `InvalidInput` unless there are either conditions or --all."""
-    if [all, bool(where), where_sql is not None].count(True) != 1:
+    given = {"--where": bool(where), "--where-sql": where_sql is not None, "--all": all}
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise InvalidInput(f"give only one of {' and '.join(named)}")
+    if not named:
         raise InvalidInput(f"give --where to choose the rows to {verb}, or --all for all of them")
 
 
@@ -308,6 +317,15 @@ def rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWh
     if not where:
         return ALL, f"all rows of table {table}"
     return parse_where(of.schema, where), f"the rows of table {table} with {' '.join(where)}"
+
+
+def rows_to_edit(
+    of: Table, table: str, where: list[str] | None, where_sql: str | None
+) -> tuple[DeleteWhere | Sql, str]:
+    """Returns the same as `rows_to_go` for rows that may also be chosen by a condition in SQL."""
+    if where_sql is not None:
+        return Sql(where_sql), f"the rows of table {table} where {where_sql}"
+    return rows_to_go(of, table, where)
 
 
 def _erased(what: str, report: EraseReport) -> str:

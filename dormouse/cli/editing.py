@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dormouse.cli.command import Session, Yes, ask, command, group, plural
 from dormouse.cli.console import progress
-from dormouse.cli.data import AllRows, RowsToGo, check_said, rows_to_go
+from dormouse.cli.data import AllRows, RowsToGo, WhereSql, check_said, rows_to_edit
 from dormouse.cli.loading import Many, Paths, TextOption, TypeOption, given_files
 from dormouse.cli.output import counts_said, said
 from dormouse.errors import InvalidInput
@@ -19,13 +19,8 @@ from dormouse.verbs.verb import options
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
     from dormouse.api.table import Table
-    from dormouse.reading.where import DeleteWhere
 
 app = group()
-
-WhereSql = Annotated[
-    str | None, "A condition in SQL over the row's columns, like 'delay > 60', instead of --where."
-]
 
 
 @command(app, example="flights --where carrier=UA --set late=true --set-sql 'delay=delay + 1' --dry-run")
@@ -44,10 +39,7 @@ def update(
         raise InvalidInput("give --set column=value or --set-sql column=expression")
     with session.open(read_only=request.dry_run) as instance:
         of = instance.table(request.table)
-        condition: DeleteWhere | Sql
-        condition, what = rows_to_go(of, request.table, where)
-        if where_sql is not None:
-            condition, what = Sql(where_sql), f"the rows of table {request.table} where {where_sql}"
+        condition, what = rows_to_edit(of, request.table, where, where_sql)
         values = _values(of, set_ or [], set_sql or [])
         ask(request.dry_run or yes, f"update {what}", done="updated")
         with progress(f"update rows of {request.table}", unit="rows") as moved:
@@ -90,15 +82,16 @@ def replace(
     /,
     how: TextOption,
     where: RowsToGo = None,
+    where_sql: WhereSql = None,
     all: AllRows = False,
     type: TypeOption = None,
     yes: Yes = False,
 ) -> None:
-    check_said("replace", where, all)
+    check_said("replace", where, all, where_sql)
     files = given_files(paths, type, how, with_types=False)
     with session.open(read_only=request.dry_run) as instance:
         of = instance.table(request.table)
-        condition, what = rows_to_go(of, request.table, where)
+        condition, what = rows_to_edit(of, request.table, where, where_sql)
         ask(request.dry_run or yes, f"replace {what}", done="replaced")
         with progress(f"replace rows of {request.table}", unit="rows") as moved:
             report = of.replace(condition, files, **options(request, "table"), progress=moved)
@@ -130,7 +123,7 @@ def _check_new(values: dict[str, Any], name: str) -> None:
 def _divided(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name.strip() or not value.strip():
-        raise InvalidInput(f"{text!r}: write column=value, like delay=0")
+        raise InvalidInput(f"{text!r}: write column=value, like delay=0; for null, --set-sql column=null")
     return name.strip(), value
 
 

@@ -171,8 +171,15 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 def executed_said(report: ExecuteReport) -> str:
     """Returns the line that `dormouse sql --write` prints."""
-    counts = f"{report.statement} on {report.table}: {counts_said(report)}"
-    return said(report, counts, counts)
+    verb, of = report.statement, f"table {report.table}"
+    numbers = {"insert": report.inserted, "update": report.updated, "delete": report.deleted}
+    number = numbers.pop(verb, 0)
+    if verb == "merge" or any(numbers.values()):
+        counts = f"into {of}: {counts_said(report)}"
+        return said(report, f"{verb} {counts}", f"{verb.removesuffix('e')}ed {counts}")
+    rows = "the matching rows" if number is None else plural(number, "row")
+    rows += f" {'into' if verb == 'insert' else 'of'} {of}"
+    return said(report, f"{verb} {rows}", f"{verb.removesuffix('e')}ed {rows}")
 
 
 def said(report: Any, would: str, done: str) -> str:
@@ -188,6 +195,4 @@ def said(report: Any, would: str, done: str) -> str:
 def counts_said(report: MergeReport | ExecuteReport) -> str:
     """Returns the numbers of changed rows as text."""
     counted = {"inserted": report.inserted, "updated": report.updated, "deleted": report.deleted}
-    if report.deleted is None:
-        return "the matching rows deleted"
     return ", ".join(f"{plural(number or 0, 'row')} {what}" for what, number in counted.items())

@@ -128,12 +128,15 @@ def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit:
     return Question(KeyRanges(ranges), tuple(conditions), _columns(schema, columns), checked_limit(limit))
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
-    """Returns an error for an unknown name, which suggests the most similar known name."""
+def unknown(what: str, name: object, known: Iterable[str], lead: str = "unknown") -> InvalidQuery:
+    """Returns an error for an unknown name, which suggests the most similar known name.
+
+    Its text begins with `lead`.
+    """
     names = list(known)
     hint = did_you_mean(name, names) or f"; known: {shown_list(names, COLUMNS_SHOWN) or 'none'}"
     fields = {what: str(name)} if what in InvalidQuery.fields() else {}
-    return InvalidQuery(f"unknown {what} {name!r}{hint}", **fields)
+    return InvalidQuery(f"{lead} {what} {name!r}{hint}", **fields)
 
 
 def _field(schema: Schema, name: object) -> Field:

@@ -346,7 +346,7 @@ class _Reader:
             raise InvalidInput(f"{what}: it names no column that both the table and the source have")
         for name in names:
             if name not in self._source:
-                raise InvalidQuery(f"{what}: the source has {unknown('column', name, self._source)}")
+                raise unknown("column", name, self._source, f"{what}: the source has no")
 
     def _check_has_all(self, what: str, names: set[str]) -> None:
         for name in self._schema.names:

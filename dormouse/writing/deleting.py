@@ -18,6 +18,8 @@ from dormouse.state.files.deletions import NewDeletion
 
 OVERTAKEN_MAX = 10
 DELETES = "__deletes"
+DELETE = "delete from"
+"""The beginning of errors of a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,20 @@ def _record(context: TableContext, where: DeleteWhere, *, dry_run: bool = False)
     return DeleteReport(deletion_id, at, None)
 
 
-def names_values(context: TableContext, where: DeleteWhere) -> bool:
+def names_values(context: TableContext, where: DeleteWhere, verb: str = DELETE) -> bool:
     """Returns whether a condition names columns other than keys. Raises the errors of `delete`."""
-    return asked_to_delete(context, where)[1].by_values
+    return asked_to_delete(context, where, verb)[1].by_values
 
 
-def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, NewDeletion]:
+def asked_to_delete(
+    context: TableContext, where: DeleteWhere, verb: str = DELETE
+) -> tuple[Question, NewDeletion]:
     """Returns the parsed condition, and the deletion that is recorded for it.
 
-    Raises `InvalidQuery` for a condition that is invalid, that limits nothing, or that is too long.
+    Raises `InvalidQuery`, which begins with `verb`, for a condition that is invalid, that limits nothing, or
+    that is too long.
     """
-    rows = asked_rows(context, where, f"delete from table {context.table.name!r}")
+    rows = asked_rows(context, where, f"{verb} table {context.table.name!r}")
     return rows, deletion_of(context, rows)
 
 

@@ -18,13 +18,15 @@ from dormouse.errors import InvalidData, InvalidInput, InvalidQuery
 from dormouse.model.edits import Sql
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.loops import Progress, no_progress, portions
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, given_schema, is_keyed
-from dormouse.model.types import Field
+from dormouse.model.types import INT, Field
 from dormouse.reading.changes import CHANGE, DELETE
 from dormouse.reading.sql.conditions import DuckDb, type_name
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.scalars import (
+    SOURCE,
     TARGET,
     Relations,
     Scalar,
@@ -40,13 +42,14 @@ from dormouse.sources.source import Source, unkeyed
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.deleting import DELETES
-from dormouse.writing.edits import Changed
+from dormouse.writing.edits import CHANGED_ROWS, Changed
 from dormouse.writing.ingest import keyed_rows, written
 
-CHANGED_ROWS = 1_000_000
-"""The most changed rows that are compared with an edit at once."""
 OF_TARGET = DuckDb(lambda column: reference(TARGET, column.name))
 """The renderer of conditions over columns of the rows `TARGET`."""
+VALUES_MAX = 10_000
+"""The most values of a column that are looked for one by one; more are looked for as a range."""
+_INTS = (-(1 << 31), (1 << 31) - 1)
 KEYS = "k"
 """The name, in statements, of the keys that an edit wrote."""
 
@@ -256,6 +259,39 @@ def key_text(schema: Schema, rows: pa.RecordBatch | pa.Table, number: int) -> st
 
 
 # The changes of other commits that concern an edit.
+
+
+def ranges_of(rows: TableRows, staged: Staged, columns: Mapping[str, str]) -> KeyRanges:
+    """Returns ranges with the values of columns of staged rows; `columns` gives them by row key."""
+    schema = rows.context.schema
+    found = {}
+    for key, column in columns.items():
+        if (values := _values_of(rows, staged, column)) is not None:
+            found[key] = values
+    ranges = KeyRanges(found)
+    for key in found:
+        if schema.field(key).type == INT:
+            ranges = ranges.clipped(key, Range(*_INTS, max_inclusive=True))
+    return ranges
+
+
+def _values_of(rows: TableRows, staged: Staged, column: str) -> list[Range] | None:
+    """Returns the values of a column of staged rows as ranges; None if a value is none of a key."""
+    if staged.is_in_memory:
+        values = pc.unique(staged.table().column(column)).drop_null()
+        ends = pc.min_max(values)
+        low, high = ends["min"], ends["max"]
+    else:
+        name = quoted(column)
+        statement = f"SELECT min({name}) AS low, max({name}) AS high FROM {SOURCE}"
+        answer = rows.of_staged(statement, {SOURCE: staged})
+        values, low, high = None, answer["low"][0], answer["high"][0]
+    try:
+        if values is not None and len(values) <= VALUES_MAX:
+            return [Range.exactly(value) for value in values.to_pylist()]
+        return [Range(low.as_py(), high.as_py(), max_inclusive=True)] if low.is_valid else []
+    except (ValueError, OverflowError):
+        return None
 
 
 def target_text(context: TableContext) -> str:

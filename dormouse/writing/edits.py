@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
-from math import prod
+from itertools import combinations
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
@@ -31,32 +31,32 @@ from dormouse.errors import (
 )
 from dormouse.model.cut import Position
 from dormouse.model.file_reference import FileWithReferences, is_inlined
-from dormouse.model.loops import backoff_seconds, tries
-from dormouse.model.region import KeyRanges, Range
-from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.loops import backoff_seconds, portions, tries
+from dormouse.model.region import KeyRanges, Range, united
+from dormouse.model.schema import SchemaMoved
 from dormouse.model.table import DELETED_AT, check_not_edited, is_keyed
 from dormouse.model.text import check_text
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.reading.changes import CHANGE, DELETE, INSERT, Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.keyed_changes import UPSERT
-from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
+from dormouse.reading.where import SCHEMAS_CHASED_MAX
 from dormouse.state.commits.edit_requests import edit_of
 from dormouse.state.commits.requests import EditTables
 from dormouse.state.context import JobCommits, TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.deletions import NewDeletion, encoded_beginning
+from dormouse.state.files.deletions import NewDeletion
 from dormouse.state.files.edits import (
     Disturbance,
     Disturbed,
     Part,
     Read,
-    Span,
     commit,
     commit_at_once,
     disturbances,
 )
 from dormouse.state.history.moments import now
+from dormouse.writing.edit_spans import meet, span_of, spans_of
 from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
 ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
 EDIT_ID_BYTES_MAX = 200
-SPANS_MAX = 256
-"""The most spans of keys in which other commits are looked for; more are joined to one."""
 OVERTAKEN_MAX = 10
 LOOKS_FREE = 3
 """How often the rows of other commits are looked at while further commits go on; later looks hold them up."""
+CHANGED_ROWS = 1_000_000
+"""The most changed rows that are compared with an edit at once."""
 Changed = Iterator[pa.RecordBatch]
 """Rows that commits added or removed meanwhile, as `reading.changes.changes` returns them."""
 
@@ -83,10 +83,23 @@ class Concern:
 
     All have keys in `ranges`. `of` returns whether one of some changed rows concerns the change. It gets the
     rows of files whose keys may lie in the ranges, with the column `_change`, and may stop reading them.
+    `of_order` is true for a change that read nothing: only its order among other changes depends on the rows.
+    It then counts only beside other changes of the same edit, so that all of them come before or after
+    another commit.
     """
 
     ranges: KeyRanges
     of: Callable[[TableContext, Changed], bool]
+    of_order: bool = False
+
+    def __or__(self, other: Concern) -> Concern:
+        """Returns the concern of two changes of a table that are one."""
+
+        def of(context: TableContext, changed: Changed) -> bool:
+            parts = portions(changed, attrgetter("num_rows"), CHANGED_ROWS)
+            return any(one.of(context, iter(some)) for some in parts for one in (self, other))
+
+        return Concern(united([self.ranges, other.ranges]), of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +213,17 @@ class _Planned:
         has_objects = not all(is_inlined(file.filename) for file in self.computed.files)
         return self.attempt.last_deletion is None or has_objects
 
-    @property
-    def read(self) -> Read | None:
-        if (concern := self.computed.concern) is None:
+    def read(self, concern: Concern | None) -> Read | None:
+        if concern is None:
             return None
         spans, are_keys = spans_of(self.context.schema, concern.ranges)
         return Read(self.at.snapshot, spans, are_keys)
+
+    @property
+    def reads(self) -> Concern | None:
+        """The concern for the rows that the change read."""
+        concern = self.computed.concern
+        return None if concern is None or concern.of_order else concern
 
 
 class Edit:
@@ -277,8 +295,7 @@ class Edit:
         check_may_edit(context)
         planned = self._computed(context, change, name)
         for earlier in self._planned:
-            if earlier.context.table.table_id == context.table.table_id:
-                _check_apart(earlier, planned)
+            _check_apart(earlier, planned)
         self._planned.append(planned)
         return planned.computed
 
@@ -295,7 +312,7 @@ class Edit:
         looks = moves = 0
         while self._planned or self._works:
             for planned in self._planned:
-                if planned.computed.concern is not None and planned.computed.counts.get("inserted"):
+                if planned.reads is not None and planned.computed.counts.get("inserted"):
                     planned.context.attempts.wait_for_older(planned.attempt)
             concern = self._concerned_at_once if looks >= LOOKS_FREE else None
             try:
@@ -336,7 +353,7 @@ class Edit:
                     some[0].context.store,
                     [replace(file, deletions_till=None) for one in some for file in one.computed.files],
                     [deletion for one in some for deletion in one.computed.deletions],
-                    [one.read for one in some if one.read is not None],
+                    [read for one in some if (read := one.read(self._concern_of(one))) is not None],
                     [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
                     self._leftovers,
                 )
@@ -346,7 +363,10 @@ class Edit:
     def _of(self, disturbance: Disturbance) -> int:
         """Returns the number of the change whose read was disturbed."""
         numbers = self._groups()[disturbance.part]
-        return [n for n in numbers if self._planned[n].computed.concern is not None][disturbance.read]
+        return [n for n in numbers if self._concern_of(self._planned[n]) is not None][disturbance.read]
+
+    def _concern_of(self, planned: _Planned) -> Concern | None:
+        return planned.computed.concern if len(self._planned) > 1 else planned.reads
 
     def _concerned(
         self, disturbances: Sequence[Disturbance], supplier: Supplier | None = None
@@ -383,6 +403,9 @@ class Edit:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
             self._planned[number] = self._computed(planned.context.followed(), planned.change)
+        for earlier, later in combinations(range(len(self._planned)), 2):
+            if not {earlier, later}.isdisjoint(numbers):
+                _check_apart(self._planned[earlier], self._planned[later])
 
     def _all(self) -> list[int]:
         return list(range(len(self._planned)))
@@ -511,16 +534,19 @@ def _concerns(
 
 def _check_apart(earlier: _Planned, later: _Planned) -> None:
     """Raises `InvalidInput` if a change depends on rows that an earlier one of the same edit changed."""
-    schema, concern = later.context.schema, later.computed.concern
-    reads = [span for one in (later.read,) if one is not None for span in one.spans]
+    if earlier.context.table.table_id != later.context.table.table_id:
+        return
+    schema, concern = later.context.schema, later.reads
+    read = later.read(concern)
+    reads = [] if read is None else [*read.spans]
     reads += [span_of(schema, deletion) for deletion in later.computed.deletions]
     removed = [span_of(schema, deletion) for deletion in earlier.computed.deletions] if reads else []
     files = [
         file
         for file in earlier.computed.files
-        if any(_meet((file.min_key or b"", file.max_key or b""), span) for span in reads)
+        if any(meet((file.min_key or b"", file.max_key or b""), span) for span in reads)
     ]
-    depends = concern is not None and any(_meet(one, other) for one in removed for other in reads)
+    depends = concern is not None and any(meet(one, other) for one in removed for other in reads)
     if not depends and files:
         # what was just written is looked at like the rows of other commits, if it is at hand
         known = [_rows_of(later.context, file) for file in files]
@@ -542,42 +568,6 @@ def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch 
     kinds = pa.repeat(pa.scalar(INSERT), rows.num_rows) if gone is None else pc.if_else(gone, DELETE, UPSERT)
     rows = rows.select(context.schema.names).append_column(CHANGE, kinds)
     return rows.to_batches()[0] if rows.num_rows else None
-
-
-def _meet(left: Span, right: Span) -> bool:
-    return not (_is_above(left[0], right[1]) or _is_above(right[0], left[1]))
-
-
-def span_of(schema: Schema, deletion: NewDeletion) -> Span:
-    """Returns the smallest and the largest possible key of the rows of a deletion."""
-    bounds = deletion.bounds
-    return encoded_beginning(schema, bounds.min_keys), encoded_beginning(schema, bounds.max_keys)
-
-
-def _is_above(key: bytes, beginning: bytes) -> bool:
-    """Returns whether a key sorts after every key with a beginning."""
-    return key[: len(beginning)] > beginning
-
-
-def spans_of(schema: Schema, ranges: KeyRanges) -> tuple[list[Span], bool]:
-    """Returns spans that contain all keys in some ranges, and whether each is one whole key.
-
-    Returns one span if there would be more than `SPANS_MAX`.
-    """
-    if ranges.is_empty:
-        return [], True
-    names = schema.row_key_names
-    first = names[0]
-    listed = [ranges.get(name, (Range(),)) for name in names]
-    are_keys = all(item.is_exact for items in listed for item in items)
-    if are_keys and prod(map(len, listed)) <= SPANS_MAX:
-        parts = [
-            KeyRanges(dict(zip(names, ([item] for item in items), strict=True))) for items in product(*listed)
-        ]
-        return [corners_of(schema, part) for part in parts], True
-    if len(listed[0]) <= SPANS_MAX:
-        return [corners_of(schema, ranges.clipped(first, item)) for item in listed[0]], False
-    return [corners_of(schema, ranges)], False
 
 
 def _conflict(planned: _Planned, attempts: int) -> EditConflict:

@@ -129,9 +129,7 @@ class Clauses:
                 raise InvalidInput(f"{self._what}: on is empty; name the columns that match")
             for one in checked_columns(f"{self._what}: on", self._schema, on):
                 if one.name not in self._source:
-                    raise InvalidQuery(
-                        f"{self._what}: on: the source has {unknown('column', one.name, self._source)}"
-                    )
+                    raise unknown("column", one.name, self._source, f"{self._what}: on: the source has no")
             names = map(quoted, on)
             on = Sql(" AND ".join(f"{TARGET}.{name} = {SOURCE}.{name}" for name in names))
         return checked_scalar(self._sessions, f"{self._what}: on", on, self._both, repeats=True)
@@ -239,7 +237,7 @@ class Clauses:
             raise InvalidInput(f'{what}: {columns!r} is neither "*", nor columns, nor values by column')
         for one in listed:
             if one.name not in self._source:
-                raise InvalidQuery(f"{what}: the source has {unknown('column', one.name, self._source)}")
+                raise unknown("column", one.name, self._source, f"{what}: the source has no")
             found[one.name] = self._of_source(one, one.name)
         if not found:
             raise InvalidQuery(f"{what}: it sets no column; name some")

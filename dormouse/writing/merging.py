@@ -21,7 +21,7 @@ from dormouse.errors import AmbiguousRows, InvalidData, InvalidInput, InvalidQue
 from dormouse.model.cut import Position
 from dormouse.model.edits import Sql
 from dormouse.model.loops import Progress, no_progress
-from dormouse.model.region import KeyRanges, Range, united
+from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed, unchecked
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
@@ -51,6 +51,7 @@ from dormouse.writing.edited_rows import (
     identity,
     key_text,
     new_rows,
+    ranges_of,
     target_text,
 )
 from dormouse.writing.edits import Computed, Concern
@@ -59,13 +60,10 @@ from dormouse.writing.merge_clauses import Clauses
 
 _ROW = "__row"
 """The column with the number of each row of the source."""
-VALUES_MAX = 10_000
-"""The most values of a column that are looked for one by one; more are looked for as a range."""
 LOOKED_UP_MAX = 2_000
 """The most values of a row key whose rows are looked up before they are joined."""
 APART_LEAST = 1_000
 """The least distance of such values from each other, on average. A scan finds nearer ones as fast."""
-_INTS = (-(1 << 31), (1 << 31) - 1)
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,10 @@ class Merge:
         found.add(self._when)
         return found
 
+    def clause_text(self, number: int) -> str:
+        """Returns the name of a clause, counted from 0, to follow the table's in an error."""
+        return f": clause {number + 1}"
+
     def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
         """Returns the columns of the staged source. Those that the table has, too, get its types."""
         schema = context.schema
@@ -188,6 +190,9 @@ class PartialUpsert(Merge):
         found = Clauses(self.sessions, what, context, columns, context.schema.row_key_names)
         found.add_upsert(self._deletes)
         return found
+
+    def clause_text(self, number: int) -> str:
+        return ""  # they are not the user's
 
     def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
         """Returns the columns of the staged data. Raises the errors of `upsert`."""
@@ -375,6 +380,7 @@ class _Computation:
             return found
 
         inserted, deleted = of("insert"), of("delete")
+        self._check_nulls(clauses, new, deleted)
         # a mark of deletion for a key that the table does not have deletes no row
         is_there = np.array([one.kind != "not_matched" for one in self._acting])[clauses]
         outcome.count("inserted", int(inserted.sum()))
@@ -389,6 +395,23 @@ class _Computation:
             return Edited(rows)
         rows = new_rows(self._context, new.filter(pa.array(~deleted)).columns)
         return Edited(rows, before.filter(pa.array(~inserted)))
+
+    def _check_nulls(
+        self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, deleted: np.ndarray[Any, Any]
+    ) -> None:
+        """Raises `InvalidData` for a new row without a value for a column that must not be null."""
+        for column in self._schema.fields:
+            values = new.column(column.name)
+            if column.nullable or not values.null_count:
+                continue
+            at = pc.index(pc.and_not(values.is_null(), pa.array(deleted)), True).as_py()
+            if at >= 0:
+                of = self._merge.clause_text(int(clauses[at]))
+                raise InvalidData(
+                    f"{self._what}{of}: column {column.name!r} must not be null, and the row with "
+                    f"{key_text(self._schema, new, at)} has no value for it",
+                    column=column.name,
+                )
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
@@ -422,7 +445,7 @@ class _Computation:
             return
         statement = f"SELECT {listed} FROM {KEYS} SEMI JOIN {quoted(TARGET)} USING ({listed}) LIMIT 1"
         for there in self._rows.read(
-            statement, self._ranges_of(keys, dict(zip(names, names, strict=True))), {KEYS: keys}
+            statement, ranges_of(self._rows, keys, dict(zip(names, names, strict=True))), {KEYS: keys}
         ):
             if there.num_rows:
                 raise InvalidInput(
@@ -457,7 +480,7 @@ class _Computation:
             for key, column in clauses.equated().items()
             if key in self._schema.row_key_names and clauses.is_exact(key, column)
         }
-        found = self._ranges_of(self._given.rows, equated)
+        found = ranges_of(self._rows, self._given.rows, equated)
         if clauses.on.is_equality:
             return found
         fields = [Field(name, kind, nullable=True) for name, kind in self._given.columns.items()]
@@ -465,36 +488,6 @@ class _Computation:
         target = columns_text(TARGET, self._schema.names, quoted(TARGET))
         statement = f"SELECT 1 FROM ({target}) JOIN ({self._of_source()}) ON ({clauses.on.text})"
         return found.intersect(self._rows.ranges(statement, others))
-
-    def _ranges_of(self, rows: Staged, columns: Mapping[str, str]) -> KeyRanges:
-        """Returns ranges with the values of columns of staged rows; `columns` gives them by row key."""
-        found = {}
-        for key, column in columns.items():
-            if (values := self._values_of(rows, column)) is not None:
-                found[key] = values
-        ranges = KeyRanges(found)
-        for key in found:
-            if self._schema.field(key).type == INT:
-                ranges = ranges.clipped(key, Range(*_INTS, max_inclusive=True))
-        return ranges
-
-    def _values_of(self, rows: Staged, column: str) -> list[Range] | None:
-        """Returns the values of a column of staged rows as ranges; None if a value is none of a key."""
-        if rows.is_in_memory:
-            values = pc.unique(rows.table().column(column)).drop_null()
-            ends = pc.min_max(values)
-            low, high = ends["min"], ends["max"]
-        else:
-            name = quoted(column)
-            statement = f"SELECT min({name}) AS low, max({name}) AS high FROM {SOURCE}"
-            answer = self._rows.of_staged(statement, {SOURCE: rows})
-            values, low, high = None, answer["low"][0], answer["high"][0]
-        try:
-            if values is not None and len(values) <= VALUES_MAX:
-                return [Range.exactly(value) for value in values.to_pylist()]
-            return [Range(low.as_py(), high.as_py(), max_inclusive=True)] if low.is_valid else []
-        except (ValueError, OverflowError):
-            return None
 
     # What concerns it.
 
@@ -517,10 +510,27 @@ class _Computation:
             # a changed row is one of those that are merged into the row of its key
             condition = rendered(in_slices(self._schema, [ranges]), OF_TARGET)
             statements = [f"SELECT 1 FROM ({target}) WHERE {condition} LIMIT 1"]
+        if self._is_keyed and self._acts("not_matched"):
+            statements.append(self._may_match_no_more(ranges))
         staged = {SOURCE: self._given.rows}
         if self._is_keyed and outcome.gone.row_count:
             statements.append(Concerned.by_keys(context))
             staged[KEYS] = outcome.gone
             keys = self._schema.row_key_names
-            ranges = united([ranges, self._ranges_of(outcome.gone, dict(zip(keys, keys, strict=True)))])
+            ranges = united([ranges, ranges_of(self._rows, outcome.gone, dict(zip(keys, keys, strict=True)))])
         return Concern(ranges, Concerned(self._rows, tuple(statements), staged).of)
+
+    def _may_match_no_more(self, ranges: KeyRanges) -> str:
+        """Returns the statement for keys of a keyed table whose row may have matched, and was left as it was.
+
+        Without it, a clause would insert a row. The changed row, or mark of deletion, need not match itself.
+        """
+        keys = self._schema.row_key_names
+        equal = {key: column for key, column in self._clauses.equated().items() if key in keys}
+        target = columns_text(TARGET, keys, quoted(TARGET))
+        if not equal:
+            return f"SELECT 1 FROM ({target}) WHERE {rendered(in_slices(self._schema, [ranges]), OF_TARGET)}"
+        on = " AND ".join(
+            f"{reference(TARGET, key)} = {reference(SOURCE, name)}" for key, name in equal.items()
+        )
+        return f"SELECT 1 FROM ({target}) SEMI JOIN ({self._of_source()}) ON ({on}) LIMIT 1"

@@ -60,13 +60,15 @@ from dormouse.writing.listed_deletions import deletions_of_rows
 class Update:
     """A change that gives the rows that meet a condition new values; see `Table.update`.
 
-    If `values` is None, it deletes them. It does so even if the table's filter hides them.
+    If `values` is None, it deletes them. It does so even if the table's filter hides them. `verb` begins its
+    errors.
     """
 
     sessions: Sessions
     where: DeleteWhere | Sql
     values: Mapping[str, Any] | None
     progress: Progress = no_progress
+    verb: str = "update of"
 
     @property
     def reads_its_keys(self) -> bool:
@@ -118,7 +120,7 @@ class _Computation:
         self._context = context
         self._schema = context.schema
         self._deletes = update.values is None
-        self._what = f"{'delete from' if self._deletes else 'update of'} table {context.table.name!r}"
+        self._what = f"{update.verb} table {context.table.name!r}"
         if self._deletes:
             context = without_filter(context)
         check_editable(context, self._what)

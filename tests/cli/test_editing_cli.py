@@ -71,16 +71,21 @@ CHANGES: list[tuple[list[str], str, dict[int, tuple[Any, Any]]]] = [
      "merged: 0 rows inserted, 2 rows updated, 1 row deleted", {1: ("a", -1), 2: ("bB", 2)}),
     (["replace", "t", "new.json", "--where", "k=2:"], "replaced the rows of table t with k=2: by 3 rows",
      {1: ("a", 1), 2: ("B", 20), 3: ("gone", 0), 9: ("new", 9)}),
+    (["replace", "t", "new.json", "--where-sql", "n > 1 or v is null"],
+     "replaced the rows of table t where n > 1 or v is null by 3 rows",
+     {1: ("a", 1), 2: ("B", 20), 3: ("gone", 0), 9: ("new", 9)}),
+    (["delete", "t", "--where-sql", "n > 1 or v is null"],
+     "deleted the rows of table t where n > 1 or v is null (2 rows)", {1: ("a", 1)}),
     (["sql", "--write", "update t set n = $n where k = 1", "--param", "n=5"],
-     "update on t: 0 rows inserted, 1 row updated, 0 rows deleted", BEFORE | {1: ("a", 5)}),
+     "updated 1 row of table t", BEFORE | {1: ("a", 5)}),
     (["sql", "--write", "delete from t where k > 1"],
-     "delete on t: the matching rows deleted", {1: ("a", 1)}),
+     "deleted the matching rows of table t", {1: ("a", 1)}),
     (["sql", "--write", "delete from t where v = 'a' or n = 2"],
-     "delete on t: 0 rows inserted, 0 rows updated, 2 rows deleted", {3: (None, None)}),
+     "deleted 2 rows of table t", {3: (None, None)}),
     (["sql", "--write", "insert into t (k, v) values (7, 'it''s')"],
-     "insert on t: 1 row inserted, 0 rows updated, 0 rows deleted", BEFORE | {7: ("it's", None)}),
+     "inserted 1 row into table t", BEFORE | {7: ("it's", None)}),
 ]  # fmt: skip
-WITH_QUESTIONS = {"update", "replace"}
+WITH_QUESTIONS = {"update", "replace", "delete"}
 
 
 @pytest.mark.parametrize(("said", "out", "after"), CHANGES, ids=lambda case: str(case)[:60])
@@ -103,7 +108,7 @@ def test_a_dry_run_counts_and_changes_nothing(
     counts = [2, 3] if said[0] == "replace" else list(map(int, re.findall(r"\b(\d+) rows? ", out)))
     counts = counts or [len(BEFORE) - len(after)]
     assert sum(report.get(name) or 0 for name in ("rows", "inserted", "updated", "deleted")) == sum(counts)
-    assert not report["applied"]
+    assert not report.get("applied")
     assert cli(*said, "--dry-run")[1].startswith("would ")
     assert values(instance) == BEFORE
 
@@ -135,8 +140,10 @@ def test_a_change_needs_yes_without_a_terminal(cli: Cli, instance: Instance, sai
         (["sql", "select 1", "--id", "x"], "give --write"),
         (["update", "t", "--where", "k=1"], "--set"),
         (["update", "t", "--set", "v=x"], "--where"),
-        (["update", "t", "--where", "k=1", "--where-sql", "true", "--set", "v=x"], "--where"),
+        (["update", "t", "--where", "k=1", "--where-sql", "true", "--set", "v=x"], "only one of --where and"),
+        (["delete", "t", "--all", "--where-sql", "true"], "only one of --where-sql and --all"),
         (["update", "t", "--all", "--set", "v"], "column=value"),
+        (["update", "t", "--all", "--set", "v="], "--set-sql column=null"),
         (["update", "t", "--all", "--set", "v=x", "--set-sql", "v=n"], "set twice"),
         (["update", "t", "--all", "--set", "m=x", "--yes"], "unknown column 'm'"),
         (["update", "t", "--all", "--set", "n=x", "--yes"], "'x'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -298,8 +299,8 @@ def test_a_transaction_without_changes_applies_nothing(instance: Instance) -> No
 
 
 def test_a_replacement_is_counted_before_it_is_made(instance: Instance) -> None:
-    for keep in KEEPS:
-        table = made(instance, keep)
+    for keep, inline_bytes_max in itertools.product(KEEPS, [65_536, 0]):
+        table = made(instance, keep, inline_bytes_max=inline_bytes_max)
         report = table.replace({"v": dm.Range(20, 45)}, [{"k": 21, "v": 1}], dry_run=True)
         assert (report.inserted, report.deleted, report.applied) == (1, 3, False)
         assert len(seen(table)) == 10

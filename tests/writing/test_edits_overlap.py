@@ -11,6 +11,7 @@ import pytest
 from keyed_tables import MARKS, SCHEMA, data
 
 import dormouse as dm
+from dormouse.errors import InvalidInput
 from tests.support.api import Instance, Table
 
 ROWS = [(1, 1, "a"), (2, 2, "b"), (3, 3, None)]
@@ -126,3 +127,87 @@ def test_transactions_that_overlap_have_an_order(
     for ends_inside in (True, False):
         found = overlapping(instance, keep, *both, ends_inside=ends_inside)
         assert found in allowed, f"the inner one ends inside: {ends_inside}"
+
+
+def set_both(transaction: Any, a: str, b: str) -> None:
+    load(transaction, b, (1, 200, "inner"))
+    load(transaction, a, (1, 200, "inner"))
+
+
+def delete_in_a(transaction: Any, a: str, b: str) -> None:
+    transaction.delete(a, {"k": 1})
+    transaction.update(b, {"k": 1}, {"v": dm.sql("v * 10")})
+
+
+def unless_there(transaction: Any, name: str, on: Any = ("k",)) -> None:
+    """Inserts key 7 if the row (1, 1) is not there."""
+    when = [dm.WhenMatched(), dm.WhenNotMatched(insert={"k": 7, "v": 7})]
+    transaction.merge_into(name, data([(1, 1, None)]), on, when)
+
+
+def load_one(transaction: Any, name: str) -> None:
+    load(transaction, name, (1, 100, "outer"))
+
+
+def add_three(transaction: Any, name: str) -> None:
+    transaction.update(name, {"k": 1}, {"v": dm.sql("v + 3")})
+
+
+def delete_one(transaction: Any, name: str) -> None:
+    transaction.delete(name, {"k": 1})
+
+
+def unless_the_row(transaction: Any, name: str) -> None:
+    unless_there(transaction, name, dm.sql("t.k = s.k and t.v = s.v"))
+
+
+OF_TWO: dict[str, tuple[Change, Callable[[Any, str, str], None], Change]] = {
+    "loads": (load_one, set_both, load_one),
+    "a deletion and loads": (load_one, set_both, delete_one),
+    "a deleted match": (unless_there, delete_in_a, add_three),
+    "a changed match": (unless_the_row, set_both, add_three),
+}
+
+
+@pytest.mark.parametrize("what", OF_TWO)
+def test_transactions_of_two_tables_that_overlap_have_an_order(instance: Instance, what: str) -> None:
+    first, inner, last = OF_TWO[what]
+
+    def result(*, is_after: bool, is_inside: bool = False) -> list[list[tuple[Any, ...]]]:
+        a, b = made(instance, "newest_row"), made(instance, "newest_row")
+
+        def work() -> None:
+            with instance.transaction() as transaction:
+                inner(transaction, a.name, b.name)
+
+        if not (is_after or is_inside):
+            work()
+        with instance.transaction() as transaction:
+            first(transaction, a.name)
+            if is_inside:
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join(SECONDS_MAX)
+            last(transaction, b.name)
+        if is_after:
+            work()
+        return [rows_of(a), rows_of(b)]
+
+    assert result(is_after=False, is_inside=True) in [result(is_after=False), result(is_after=True)]
+
+
+@pytest.mark.parametrize("keep", ["newest_row", "every_row"])
+def test_changes_of_a_transaction_that_meet_only_when_computed_again_are_refused(
+    instance: Instance, keep: str
+) -> None:
+    table = made(instance, keep)
+    other = threading.Thread(target=lambda: table.update({"k": 1}, {"v": 2}))
+    with (
+        pytest.raises(InvalidInput, match="an earlier one of the same transaction"),
+        instance.transaction() as transaction,
+    ):
+        transaction.update(table.name, dm.sql("v = 2"), {"v": 6})
+        transaction.update(table.name, {"k": 1}, {"s": "new"})
+        other.start()
+        other.join(SECONDS_MAX)
+    assert rows_of(table) == [(1, 2, "a"), (2, 2, "b"), (3, 3, None)]

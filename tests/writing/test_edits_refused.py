@@ -15,7 +15,7 @@ import pytest
 from keyed_tables import SCHEMA, data
 
 import dormouse as dm
-from dormouse.errors import AmbiguousRows, DormouseError, InvalidInput, NotARowTable
+from dormouse.errors import AmbiguousRows, DormouseError, InvalidInput, NotARowTable, TableNotFound
 from tests.support.api import Instance, Table
 
 ROWS = [(1, 1, "a"), (2, 2, "b"), (3, 3, None)]
@@ -184,7 +184,7 @@ MERGES: dict[str, Case] = {
     "a column that the source lacks": (
         lambda t: merge(t.every, SOURCE.drop_columns("s"), ["s"]),
         InvalidInput,
-        "'s'",
+        "on: the source has no column 's'",
     ),
     "an unknown column of a clause": (
         lambda t: merge(t.every, when=[dm.WhenMatched(update={"no": 1})]),
@@ -224,7 +224,7 @@ MERGES: dict[str, Case] = {
     "an insert without a column that may not be null": (
         lambda t: merge(t.every, when=[dm.WhenNotMatched(insert=["k", "s"])]),
         InvalidInput,
-        "'v'",
+        "merge into table 'every': clause 1: column 'v' must not be null, and the row with k",
     ),
     "two rows for one row": (
         lambda t: merge(t.every, pa.concat_tables([SOURCE, SOURCE])),
@@ -267,6 +267,23 @@ MERGES: dict[str, Case] = {
         lambda t: merge(t.every, pa.table({"k": [1], "v": ["x"], "s": ["y"]})),
         InvalidInput,
         "v",
+    ),
+    "a value that is null where none may be": (
+        lambda t: merge(
+            t.every,
+            pa.table({"k": [7], "w": pa.nulls(1)}),
+            when=[
+                dm.WhenMatched(delete=True),
+                dm.WhenNotMatched(insert={"k": dm.sql("k"), "v": dm.sql("w")}),
+            ],
+        ),
+        InvalidInput,
+        "merge into table 'every': clause 2: column 'v' must not be null, and the row with k 7",
+    ),
+    "a column named like the source": (
+        lambda t: merge(t.every, on=dm.sql("t.k = s.no")),
+        InvalidInput,
+        "'s.no'",
     ),
     "no join": (lambda t: merge(t.every, on=[]), InvalidInput, "on"),
     "rows that a filter hides": (
@@ -330,6 +347,8 @@ def test_a_bad_statement_is_one_clear_line(tables: Tables, case: str) -> None:
 def test_bad_replacements_and_partial_upserts_are_one_clear_line(tables: Tables) -> None:
     with refused(tables, InvalidInput, "'no'"):
         tables.every.replace({"no": 1}, data(ROWS))
+    with refused(tables, InvalidInput, "replace rows of table 'every': {}"):
+        tables.every.replace({}, data(ROWS))
     with refused(tables, InvalidInput, "'s'"):
         tables.every.replace({"k": 1}, pa.table({"k": [1], "v": [1], "s": [5]}))
     with refused(tables, NotARowTable, "edited"):
@@ -463,3 +482,14 @@ def test_bad_ids_are_refused(tables: Tables) -> None:
             tables.every.update({"k": 1}, {"v": 10}, edit_id=bad)  # type: ignore[arg-type]
         with refused(tables, InvalidInput, "transaction_id"):
             tables.instance.transaction(bad)  # type: ignore[arg-type]
+
+
+def test_a_transaction_whose_table_is_dropped_meanwhile_changes_nothing(tables: Tables) -> None:
+    tables.instance.create_table("gone", SCHEMA).ingest(data(ROWS))
+    before = tables.rows()
+    with pytest.raises(TableNotFound, match="'gone'") as caught, tables.instance.transaction() as transaction:
+        transaction.update("every", {"k": 1}, {"v": 9})
+        transaction.update("gone", {"k": 1}, {"v": 9})
+        tables.instance.drop_table("gone")
+    assert "\n" not in str(caught.value)
+    assert tables.rows() == before

@@ -63,12 +63,13 @@ with pickle.loads(Path(sys.argv[1]).read_bytes()).open() as context:
 
 WRITER = """
 import pickle, sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 with pickle.loads(Path(sys.argv[1]).read_bytes()).open() as context:
     with context.attempts.attempt(context.table) as attempt:
         for number in count():
-            context.objects.put(attempt.object_name("root", number), b"rows")
+            context.objects.put(replace(attempt, number=number).object_name("root"), b"rows")
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -150,6 +150,7 @@ _AT = (
 _TRANSACTIONS = (
     "each statement reads one moment; as_of, or --as-of, lets several statements read the same one"
 )
+_TOGETHER = "instance.transaction() makes several changes in one commit"
 _MAINTAINS = "'dormouse maintain' and 'dormouse compact' maintain tables"
 _PREPARES = "give the values of $1 or $name beside a statement: parameters, or --param"
 _ACCESS = "roles of PostgreSQL and tokens of 'dormouse serve' say what a user may do"
@@ -358,6 +359,7 @@ def refusal_to_write(kind: str) -> InvalidQuery:
     if kind in _READERS or kind == "explain":
         return InvalidQuery(f"{RUNS}; not {kind.upper()}: {READS_RUN}")
     instead = _INSTEAD.get(kind)
+    instead = _TOGETHER if instead is _TRANSACTIONS else instead
     return InvalidQuery(f"{RUNS}; not {kind.upper() or 'a name'}" + (f": {instead}" if instead else ""))
 
 

@@ -18,7 +18,7 @@ from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery
 from dormouse.model.table import unchecked
 from dormouse.model.types import INT, LONG, DataType, is_text
-from dormouse.reading.sql.conditions import literal, type_name
+from dormouse.reading.sql.conditions import literal, text, type_name
 from dormouse.reading.sql.constants import Node
 from dormouse.reading.sql.moments import is_moment, tells_time
 from dormouse.reading.sql.parsed import STATEMENT_CHARACTERS_MAX, check_expressions, review
@@ -84,7 +84,8 @@ def scalar(text: str, relations: Relations, *, repeats: bool = False) -> Scalar:
     """Checks an expression over the columns of some rows, and returns it.
 
     A column is named alone if only one of the rows has it, or after the name of its rows. With `repeats`,
-    the expression must have the same value for equal values. Then it sees -0.0 as 0.0, which is equal.
+    the expression must have the same value for equal values. Then it sees -0.0 as 0.0, and one NaN, also
+    inside of nested values.
 
     Raises `InvalidQuery` for a text that is more or less than one expression, that names unknown columns,
     that reads other rows, or that calls functions that are not allowed.
@@ -258,9 +259,11 @@ class _Checked:
         rows, column, parts = self._meant(names)
         self.columns.add((rows, column))
         found = {**node, "column_names": [f"{rows}.{column}", *parts]}
-        if self._repeats and self.relations[rows][column].is_floating:
-            return _sum_with_zero(found, self.relations[rows][column])
-        return found
+        kind: DataType | None = self.relations[rows][column]
+        for part in parts:
+            known = {one.name.lower(): one.type for one in kind.parts} if kind is not None else {}
+            kind = known.get(part.lower())
+        return _equalized(found, kind) if self._repeats and kind is not None and _has_floats(kind) else found
 
     def _meant(self, names: Sequence[str]) -> tuple[str, str, list[str]]:
         """Returns the rows and the column that the parts of a name mean, and the parts of a STRUCT."""
@@ -269,6 +272,9 @@ class _Checked:
         if rest and rows in self._places and (found := self._places[rows].get(rest[0].lower())):
             return rows, found, rest[1:]
         having = self._having(first)
+        if rest and rows in self._places:
+            # not a column of the name of the rows, unless it has parts
+            having = [one for one in having if self.relations[one][self._places[one][rows]].parts]
         if len(having) > 1:
             either = " or ".join(f"{one}.{first}" for one in having)
             raise InvalidQuery(f"column {first!r} is in both: write {either}")
@@ -298,17 +304,57 @@ def _parameters(left: Node) -> Iterator[str]:
         yield from _parameters(child)
 
 
-@cache
-def _zero(kind: str) -> str:
+def _has_floats(kind: DataType) -> bool:
+    return kind.is_floating or any(map(_has_floats, kind.inner))
+
+
+@lru_cache(maxsize=SCALARS_MAX)
+def _equalized_tree(kind: DataType) -> str:
     with idle_planner() as planning:
-        return json.dumps(planning.tree(f"SELECT x + 0::{kind}")["statements"][0]["node"]["select_list"][0])
+        text = _equalized_text("x", kind, 0)
+        return json.dumps(planning.tree(f"SELECT {text}")["statements"][0]["node"]["select_list"][0])
 
 
-def _sum_with_zero(column: Node, kind: DataType) -> Node:
-    """Returns the tree of a floating-point column plus 0, which is 0.0 if the column is -0.0."""
-    found = json.loads(_zero(type_name(kind)))
-    found["children"][0] = column
-    return cast(Node, found)
+def _equalized_text(value: str, kind: DataType, depth: int) -> str:
+    """Returns the SQL of a value in which zeros and NaN have one form each, also inside of nested values."""
+    if not _has_floats(kind):
+        return value
+    if kind.is_floating:
+        return (
+            f"CASE WHEN isnan({value}) THEN 'nan'::{type_name(kind)} ELSE {value} + 0::{type_name(kind)} END"
+        )
+    item = f"x{depth}"
+
+    def listed(values: str, inner: DataType) -> str:
+        return f"list_transform({values}, {item} -> {_equalized_text(item, inner, depth + 1)})"
+
+    if kind.parts:
+        parts = (
+            f"{quoted(part.name)} := "
+            + _equalized_text(f"struct_extract({value}, {text(part.name)})", part.type, depth)
+            for part in kind.parts
+        )
+        return f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(parts)}) END"
+    assert kind.element is not None  # noqa: S101 a list or map
+    if kind.key is None:
+        return listed(value, kind.element)
+    keys, values = listed(f"map_keys({value})", kind.key), listed(f"map_values({value})", kind.element)
+    return f"CASE WHEN {value} IS NOT NULL THEN map({keys}, {values}) END"
+
+
+def _equalized(column: Node, kind: DataType) -> Node:
+    """Returns the tree of a column in which zeros and NaN have one form each."""
+
+    def placed(node: Any) -> Any:
+        if isinstance(node, list):
+            return [placed(one) for one in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("class") == "COLUMN_REF" and node.get("column_names") == ["x"]:
+            return column
+        return {name: placed(part) for name, part in node.items()}
+
+    return cast(Node, placed(json.loads(_equalized_tree(kind))))
 
 
 def columns_text(rows: str, names: Sequence[str], place: str) -> str:

@@ -132,10 +132,12 @@ class WriteAttempt:
     schema_version: int = 1
     last_deletion: int | None = None
     """The number of the table's last deletion when the attempt was planned; None if it was begun."""
+    number: int = 0
+    """A part of the names of objects, which distinguishes those of several loads of the attempt."""
 
-    def object_name(self, partition_id: str, number: int = 0) -> str:
-        """Returns a name for an object with rows of a partition; `number` distinguishes several objects."""
-        return f"{self.object_prefix}{number}-{partition_id}{parquet_suffix(self.schema_version)}"
+    def object_name(self, partition_id: str) -> str:
+        """Returns a name for an object with rows of a partition."""
+        return f"{self.object_prefix}{self.number}-{partition_id}{parquet_suffix(self.schema_version)}"
 
     @property
     def _key(self) -> dict[str, Any]:

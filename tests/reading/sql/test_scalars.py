@@ -13,6 +13,7 @@ import dormouse as dm
 from dormouse.errors import InvalidQuery
 from tests.support.reading import RANDOM, constant_text, reviewed, scalar, stepped
 
+NESTED = dm.STRUCT([dm.Field("a b", dm.MAP(dm.STRING, dm.LIST(dm.FLOAT))), dm.Field("d", dm.DOUBLE)])
 ROWS = (
     (
         "t",
@@ -20,6 +21,7 @@ ROWS = (
             ("id", dm.LONG),
             ("x", dm.INT),
             ("d", dm.DOUBLE),
+            ("nested", NESTED),
             ("l", dm.LIST(dm.INT)),
             ("st", dm.STRUCT([dm.Field("a", dm.LONG, nullable=True)])),
             ("js", dm.STRING),
@@ -28,7 +30,9 @@ ROWS = (
     ),
     ("s", (("id", dm.LONG), ("y", dm.INT), ("Z", dm.DECIMAL(10, 2)))),
 )
-GIVEN = """(SELECT 7::BIGINT AS "t.id", 3 AS "t.x", '-0.0'::DOUBLE AS "t.d", [1, 5] AS "t.l",
+GIVEN = """(SELECT 7::BIGINT AS "t.id", 3 AS "t.x", '-0.0'::DOUBLE AS "t.d",
+    {'a b': MAP {'k': [NULL, '-0.0', '-nan']}, 'd': '-nan'}::STRUCT("a b" MAP(VARCHAR, FLOAT[]), d DOUBLE)
+    AS "t.nested", [1, 5] AS "t.l",
     {'a': 9::BIGINT} AS "t.st", '{"a": 1}' AS "t.js", 4 AS "t.odd ""name", 8::BIGINT AS "s.id", 2 AS "s.y",
     1.25::DECIMAL(10, 2) AS "s.Z")"""
 
@@ -64,9 +68,22 @@ def test_an_expression_is_evaluated_as_duckdb_does(text: str, expected: Any) -> 
     assert value(text) == expected
 
 
-def test_a_condition_sees_minus_zero_as_zero() -> None:
-    assert value("d::VARCHAR") == "-0.0"
-    assert value("d::VARCHAR", repeats=True) == "0.0"
+@pytest.mark.parametrize(
+    ("text", "given", "expected"),
+    [
+        ("d::VARCHAR", "-0.0", "0.0"),
+        ("signbit(NESTED.D)", True, False),
+        (
+            "nested::VARCHAR",
+            "{'a b': {k=[NULL, -0.0, -nan]}, 'd': -nan}",
+            "{'a b': {k=[NULL, 0.0, nan]}, 'd': nan}",
+        ),
+        ("list_transform([x], x -> nested.\"a b\"['k'][2]::VARCHAR)", ["-0.0"], ["0.0"]),
+    ],
+)
+def test_a_condition_sees_one_zero_and_one_nan(text: str, given: Any, expected: Any) -> None:
+    assert value(text) == given
+    assert value(text, repeats=True) == expected
 
 
 def test_an_expression_tells_what_it_reads() -> None:

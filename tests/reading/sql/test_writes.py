@@ -197,7 +197,7 @@ REFUSED = [
     ("import database 'x'", "not IMPORT"),
     ("export database 'x'", "not EXPORT"),
     ("pragma version", "not PRAGMA"),
-    ("begin", "not BEGIN"),
+    ("begin", "not BEGIN: instance.transaction() makes several changes"),
     ("drop table t", "not DROP"),
     ("", "the statement is empty"),
     (" ; ", "the statement is empty"),

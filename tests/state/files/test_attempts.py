@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ def table(new_table: Callable[..., TableContext]) -> TableContext:
 
 
 def put(table: TableContext, attempt: WriteAttempt, number: int = 0) -> str:
-    name = attempt.object_name("root", number)
+    name = replace(attempt, number=number).object_name("root")
     table.objects.put(name, b"x")
     return name
 
@@ -311,7 +312,7 @@ def test_an_attempt_that_finished_with_leftovers_cannot_be_abandoned(table: Tabl
     table.attempts.collect(table.table)
     for again in (commit, commit_for_now):
         with pytest.raises(AttemptAbandoned):
-            again(table, attempt, attempt.object_name("root", 9))
+            again(table, attempt, replace(attempt, number=9).object_name("root"))
     assert names(table) == [name]
 
 

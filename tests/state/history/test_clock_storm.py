@@ -211,10 +211,12 @@ def test_rows_survive_clock_jumps_in_both_directions(lake: tuple[Path, Clock], s
             table, rows = instance.table("t"), instance.row_table("r")
             if chance.random() < 0.2:
                 killed(folder, chance.choice(["row lock", "compaction job"]))
-            for work in chance.sample(["ingest", "change", "maintain", "compact", "cut", "job"], 3):
+            for work in chance.sample(["ingest", "edit", "change", "maintain", "compact", "cut", "job"], 3):
                 if work == "ingest":
                     table.ingest(pa.table({"key": [number]}), engine="local")
                     written.add(number)
+                elif work == "edit":
+                    table.update({"key": dm.Range(-2, number)}, {"key": dm.sql("key + 0")})
                 elif work == "change":
                     done = tried(lambda rows=rows: rows.change([dm.Insert([{"n": 1}])]))
                     changed += done is not None

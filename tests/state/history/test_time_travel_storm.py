@@ -1,4 +1,4 @@
-"""Cuts that are read repeatedly while their table is ingested into, split, merged and collected."""
+"""Cuts that are read repeatedly while their table is ingested into, edited, split, merged and collected."""
 
 from __future__ import annotations
 
@@ -68,6 +68,13 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
             table.ingest(pa.table({"k": keys, "ingest": [number] * len(keys)}))
             done = number + 1
 
+    def editing() -> None:
+        """Writes rows again with the values that they have."""
+        while not over.is_set():
+            number = begun % 7
+            where = {"k": dm.Range(100 * number, 200 * number)} if begun % 2 else dm.sql(f"k % 7 = {number}")
+            table.update(where, {"ingest": dm.sql("ingest + 0")}, attempts_max=1_000)
+
     def upkeep() -> None:
         while not over.is_set():
             table.compact()
@@ -93,13 +100,14 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
 
     answers: list[tuple[Any, list[tuple[int, int]]]] = []
     threads = [threading.Thread(target=noting(work, failed)) for work in (ingesting, reading)]
-    tidying = threading.Thread(target=noting(upkeep, failed))
-    for thread in (*threads, tidying):
+    others = [threading.Thread(target=noting(work, failed)) for work in (editing, upkeep)]
+    for thread in (*threads, *others):
         thread.start()
     for thread in threads:
         thread.join()
     over.set()
-    tidying.join()
+    for thread in others:
+        thread.join()
     assert failed == []
     table.collect_garbage()
     for cut, first in answers:
