@@ -41,7 +41,7 @@ from dormouse.reading.scan_session import (
 )
 from dormouse.reading.streams import Ahead, Interruption, batches_ahead
 from dormouse.reading.table_moments import milliseconds_at, reading_at
-from dormouse.reading.table_view import Moment, plan_query
+from dormouse.reading.table_view import Foreseen, Moment, plan_query
 from dormouse.reading.where import Question, Where, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import moment_of, position_of
@@ -106,20 +106,25 @@ def _query(
     return _rows_of(context, question(context.schema, where, names, limit), interruption, at)
 
 
-def rows_of(context: TableContext, question: Question) -> pa.RecordBatchReader:
+def rows_of(context: TableContext, question: Question, ahead: Foreseen | None = None) -> pa.RecordBatchReader:
     """Returns the rows that a question selects now, with all columns of the context.
 
-    Raises `SchemaMoved` if the table has other columns, and the errors of `query`.
+    `ahead` has the answer for the question's ranges, which is not of a row table. Raises `SchemaMoved` if the
+    table has other columns, and the errors of `query`.
     """
-    return _rows_of(context, replace(question, columns=context.schema.names), Interruption(), None)
+    return _rows_of(context, replace(question, columns=context.schema.names), Interruption(), None, ahead)
 
 
 def _rows_of(
-    context: TableContext, checked: Question, interruption: Interruption, at: Position | None
+    context: TableContext,
+    checked: Question,
+    interruption: Interruption,
+    at: Position | None,
+    ahead: Foreseen | None = None,
 ) -> pa.RecordBatchReader:
     read, wanted = read_from(context, checked)
     moment = Moment(read.schema)
-    groups = plan_query(read, checked.ranges, moment, at=at, bundles=True)
+    groups = plan_query(read, checked.ranges, moment, at=at, bundles=True, ahead=ahead)
     schema = columns_of(context.schema, checked.columns)
     execution = _Execution(read, wanted, moment, interruption, at)
     found: Iterable[pa.RecordBatch] | None = None

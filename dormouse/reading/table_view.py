@@ -92,12 +92,29 @@ class _PlannedPage(NamedTuple):
         return _PlannedPage(page, made, snapshot)
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """A page, and the statement that plans it."""
 
     page: Page
     known: Knowledge
     call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The first page of a query, which is planned by a statement that the caller sends with its own.
+
+    `rows` are those of the request's statement.
+    """
+
+    request: Request
+    rows: Sequence[Sequence[Any]] = ()
+
+    @staticmethod
+    def of(context: TableContext, ranges: KeyRanges) -> Foreseen | None:
+        """Returns what has to be asked for some ranges; None if this process has no tree of the table."""
+        request = _View(context).request(ranges, PAGE_LEAVES)
+        return None if request is None else Foreseen(request)
 
 
 @dataclass(slots=True)
@@ -123,6 +140,7 @@ def plan_query(
     descending: bool = False,
     leaves_max: int | None = None,
     bundles: bool = False,
+    ahead: Foreseen | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
 
@@ -134,7 +152,8 @@ def plan_query(
     planned as of a later moment, if that moment has the same rows.
 
     A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
-    With `bundles`, scans may be of bundles of inlined files, which only this process can read.
+    With `bundles`, scans may be of bundles of inlined files, which only this process can read. `ahead` has
+    the answer for these ranges; it is used if its tree is still the newest.
 
     Raises:
 
@@ -148,7 +167,8 @@ def plan_query(
         context, filtered_again=filtered_again, begun=begun, at=at, moment=moment, descending=descending
     )
     leaves_max = leaves_max or PAGE_LEAVES
-    first = view.first(ranges, leaves_max)
+    answered = None if ahead is None else view.answered(ahead.request, ranges, ahead.rows)
+    first = answered or view.first(ranges, leaves_max)
     if moment is not None and at is None:
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
             raise QueryOvertaken(
@@ -365,18 +385,21 @@ class _View:
                 return _PlannedPage.of(self._context, page, ranges, rows, snapshot)
             known = None  # the known tree is of another moment than the transaction
 
-    def request(self, ranges: KeyRanges) -> _Request | None:
-        """Returns the page of all leaves of the cached tree, and its statement; None without such a tree."""
+    def request(self, ranges: KeyRanges, leaves_max: int | None = None) -> Request | None:
+        """Returns the first page of the cached tree, and its statement; None without such a tree.
+
+        Without `leaves_max`, the page has all leaves in one group.
+        """
         known = self._partitions.cached()
         if known is None:
             return None
-        page = self._page(known, ranges, None)
+        page = self._page(known, ranges, leaves_max)
         ids = page.partition_ids
         knowledge = known_plan(self._context, ids, ranges)
-        return _Request(page, knowledge, self._store.plan_call(ids, self._bounds(ranges), knowledge.request))
+        return Request(page, knowledge, self._store.plan_call(ids, self._bounds(ranges), knowledge.request))
 
     def answered(
-        self, request: _Request, ranges: KeyRanges, rows: Sequence[Sequence[Any]]
+        self, request: Request, ranges: KeyRanges, rows: Sequence[Sequence[Any]]
     ) -> _PlannedPage | None:
         """Returns the page's plan from the rows of its statement; None if its tree is not the newest."""
         page, found = request.page, self._store.planned_from(rows)

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, product
-from math import prod
+from itertools import combinations
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,42 +33,41 @@ from dormouse.model.cut import Position
 from dormouse.model.file_reference import FileWithReferences, is_inlined
 from dormouse.model.loops import backoff_seconds, portions, tries
 from dormouse.model.region import KeyRanges, Range, united
-from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.schema import SchemaMoved
 from dormouse.model.table import DELETED_AT, check_not_edited, is_keyed
 from dormouse.model.text import check_text
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.reading.changes import CHANGE, DELETE, INSERT, Near, changes
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.keyed_changes import UPSERT
-from dormouse.reading.where import SCHEMAS_CHASED_MAX, corners_of
+from dormouse.reading.where import SCHEMAS_CHASED_MAX
 from dormouse.state.commits.edit_requests import edit_of
 from dormouse.state.commits.requests import EditTables
 from dormouse.state.context import JobCommits, TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.deletions import NewDeletion, encoded_beginning
+from dormouse.state.files.deletions import NewDeletion
 from dormouse.state.files.edits import (
     Disturbance,
     Disturbed,
     Part,
     Read,
-    Span,
     commit,
     commit_at_once,
     disturbances,
 )
 from dormouse.state.history.moments import now
+from dormouse.writing.edit_spans import meet, span_of, spans_of
 from dormouse.writing.inlining import ASK_ATTEMPTS_MAX, ASK_WAIT_SECONDS_MAX
 
 if TYPE_CHECKING:
     import psycopg
 
     from dormouse.postgres.connection import Supplier
+    from dormouse.reading.table_view import Foreseen
 
 ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
 EDIT_ID_BYTES_MAX = 200
-SPANS_MAX = 256
-"""The most spans of keys in which other commits are looked for; more are joined to one."""
 OVERTAKEN_MAX = 10
 LOOKS_FREE = 3
 """How often the rows of other commits are looked at while further commits go on; later looks hold them up."""
@@ -133,6 +131,25 @@ class Change(Protocol):
         attempt is not durable: confirm it before the first object is written.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A computation of a change that was begun before it had an attempt, and needs the answer to a query."""
+
+    computation: Any
+    query: Foreseen
+
+
+@runtime_checkable
+class BegunChange(Protocol):
+    """A change that may know what it reads before it has an attempt. This saves a round trip."""
+
+    def begun(self, context: TableContext) -> Begun | None: ...
+
+    def compute(
+        self, context: TableContext, attempt: WriteAttempt, at: Position, begun: Begun | None = None
+    ) -> Computed: ...
 
 
 class CountedChange(Change, Protocol):
@@ -408,14 +425,23 @@ class Edit:
         """Computes a change at the present moment, with a new attempt."""
 
         def once(known: TableContext) -> _Planned:
+            begun = rows = None
             if change.reads_its_keys or not is_keyed(known.properties):
-                attempt, at = known.attempts.plan(known.table, name)
+                if isinstance(change, BegunChange):
+                    with suppress(DormouseError):  # with columns that may be outdated
+                        begun = change.begun(known)
+                then = None if begun is None else begun.query.request.call
+                attempt, at, rows = known.attempts.plan(known.table, name, then)
             else:
                 attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
             current, attempt = known.writing_for(attempt)
             self._open.append((current, attempt))
             try:
-                return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
+                if begun is None or rows is None or current is not known:
+                    return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
+                begun = replace(begun, query=replace(begun.query, rows=rows))
+                found = cast(BegunChange, change).compute(current, attempt, at, begun)
+                return _Planned(change, current, attempt, at, found)
             except BaseException:
                 self._discard(current, attempt)
                 raise
@@ -518,9 +544,9 @@ def _check_apart(earlier: _Planned, later: _Planned) -> None:
     files = [
         file
         for file in earlier.computed.files
-        if any(_meet((file.min_key or b"", file.max_key or b""), span) for span in reads)
+        if any(meet((file.min_key or b"", file.max_key or b""), span) for span in reads)
     ]
-    depends = concern is not None and any(_meet(one, other) for one in removed for other in reads)
+    depends = concern is not None and any(meet(one, other) for one in removed for other in reads)
     if not depends and files:
         # what was just written is looked at like the rows of other commits, if it is at hand
         known = [_rows_of(later.context, file) for file in files]
@@ -542,42 +568,6 @@ def _rows_of(context: TableContext, file: FileWithReferences) -> pa.RecordBatch 
     kinds = pa.repeat(pa.scalar(INSERT), rows.num_rows) if gone is None else pc.if_else(gone, DELETE, UPSERT)
     rows = rows.select(context.schema.names).append_column(CHANGE, kinds)
     return rows.to_batches()[0] if rows.num_rows else None
-
-
-def _meet(left: Span, right: Span) -> bool:
-    return not (_is_above(left[0], right[1]) or _is_above(right[0], left[1]))
-
-
-def span_of(schema: Schema, deletion: NewDeletion) -> Span:
-    """Returns the smallest and the largest possible key of the rows of a deletion."""
-    bounds = deletion.bounds
-    return encoded_beginning(schema, bounds.min_keys), encoded_beginning(schema, bounds.max_keys)
-
-
-def _is_above(key: bytes, beginning: bytes) -> bool:
-    """Returns whether a key sorts after every key with a beginning."""
-    return key[: len(beginning)] > beginning
-
-
-def spans_of(schema: Schema, ranges: KeyRanges) -> tuple[list[Span], bool]:
-    """Returns spans that contain all keys in some ranges, and whether each is one whole key.
-
-    Returns one span if there would be more than `SPANS_MAX`.
-    """
-    if ranges.is_empty:
-        return [], True
-    names = schema.row_key_names
-    first = names[0]
-    listed = [ranges.get(name, (Range(),)) for name in names]
-    are_keys = all(item.is_exact for items in listed for item in items)
-    if are_keys and prod(map(len, listed)) <= SPANS_MAX:
-        parts = [
-            KeyRanges(dict(zip(names, ([item] for item in items), strict=True))) for items in product(*listed)
-        ]
-        return [corners_of(schema, part) for part in parts], True
-    if len(listed[0]) <= SPANS_MAX:
-        return [corners_of(schema, ranges.clipped(first, item)) for item in listed[0]], False
-    return [corners_of(schema, ranges)], False
 
 
 def _conflict(planned: _Planned, attempts: int) -> EditConflict:

@@ -23,10 +23,12 @@ from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import every, in_slices, meets, rendered
 from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.sql.evaluating import stepped
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
 from dormouse.reading.streams import Interruption
+from dormouse.reading.table_view import Foreseen
 from dormouse.reading.where import Condition, DeleteWhere, Question
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
@@ -50,7 +52,7 @@ from dormouse.writing.edited_rows import (
     target_text,
     without_filter,
 )
-from dormouse.writing.edits import Computed, Concern
+from dormouse.writing.edits import Begun, Computed, Concern
 from dormouse.writing.listed_deletions import deletions_of_rows
 
 
@@ -72,13 +74,23 @@ class Update:
     def reads_its_keys(self) -> bool:
         return True
 
-    def compute(self, context: TableContext, attempt: WriteAttempt, at: Position) -> Computed:
+    def compute(
+        self, context: TableContext, attempt: WriteAttempt, at: Position, begun: Begun | None = None
+    ) -> Computed:
         """Computes the update from the rows that the table has now; see `Change.compute`.
 
         Raises `InvalidQuery`, `InvalidInput`, `InvalidData` for a value that a column cannot have, and the
         errors of reading a query. `SchemaMoved` and `QueryOvertaken` mean that it must be computed again.
         """
-        return _Computation(self, context).run(attempt)
+        if begun is None:
+            return _Computation(self, context).run(attempt)
+        computation: _Computation = begun.computation
+        return computation.run(attempt, begun.query)
+
+    def begun(self, context: TableContext) -> Begun | None:
+        computation = _Computation(self, context)
+        query = computation.query()
+        return None if query is None else Begun(computation, query)
 
     def dry_run(self, context: TableContext) -> Mapping[str, int]:
         """Returns the number of rows that would be "updated" or "deleted"; writes nothing."""
@@ -160,7 +172,21 @@ class _Computation:
         condition = rendered(every(map(meets, conditions)), OF_TARGET)
         return _Chosen(condition, frozenset(one.field.name for one in conditions), rows, deletion)
 
-    def run(self, attempt: WriteAttempt | None) -> Computed:
+    def query(self) -> Foreseen | None:
+        """Returns the query from which the update is computed, unless the current time matters."""
+        question = self._chosen.question
+        if question is None or question.is_empty or not self._is_by_query or self._rows.moment is not None:
+            return None
+        return Foreseen.of(self._rows.context, question.ranges)
+
+    @property
+    def _is_by_query(self) -> bool:
+        question = self._chosen.question
+        # DuckDB searches values faster, and a query reads ranges of keys faster
+        is_long = len(self._chosen.condition) > CONDITION_BYTES_MAX
+        return question is not None and (is_long or not question.conditions)
+
+    def run(self, attempt: WriteAttempt | None, ahead: Foreseen | None = None) -> Computed:
         """Computes the update; without an attempt, only counts its rows."""
         context, chosen = self._context, self._chosen
         kind = "deleted" if self._deletes else "updated"
@@ -170,10 +196,7 @@ class _Computation:
             ranges = self._rows.ranges(f"SELECT 1 FROM ({rows}) WHERE {chosen.condition}")
         else:
             ranges = chosen.question.ranges
-        # DuckDB searches values faster, and a query reads ranges of keys faster
-        is_long = len(chosen.condition) > CONDITION_BYTES_MAX
-        by_query = chosen.question is not None and (is_long or not chosen.question.conditions)
-        parts = self._by_query() if by_query else self._by_sql(ranges)
+        parts = self._by_query(ahead) if self._is_by_query else self._by_sql(ranges)
         files = outcome.write(attempt, self._counted(outcome, kind, parts), self._update.progress)
         has_rows = any(outcome.counts.values())
         deletions = [chosen.deletion] if has_rows and chosen.deletion is not None else []
@@ -187,10 +210,10 @@ class _Computation:
             is_mark = is_keyed(self._context.properties)
             yield replace(part, rows=part.rows[:0]) if self._deletes and not is_mark else part
 
-    def _by_query(self) -> Iterator[Edited]:
+    def _by_query(self, ahead: Foreseen | None) -> Iterator[Edited]:
         """Yields the new rows, computed batch by batch from the rows of a query."""
         assert self._chosen.question is not None  # noqa: S101 the condition is not SQL
-        read = rows_of(self._rows.context, self._chosen.question)
+        read = rows_of(self._rows.context, self._chosen.question, ahead)
         if not self._scalars:
             yield from (self._edited(batch.columns[: len(self._schema.names)], batch) for batch in read)
             return
@@ -201,13 +224,17 @@ class _Computation:
         sent = [one.name for one in used] or [self._schema.names[0]]
         with closing(self._update.sessions(Interruption())) as session:
             for batch in filter(attrgetter("num_rows"), read):
-                with self._naming():
-                    found = session.evaluated(batch.select(sent), texts, used, self._rows.moment)
-                    values = pa.Table.from_batches(found.batches, found.schema)
                 new = {
-                    one.name: column.combine_chunks()
-                    for one, column in zip(texts, values.columns, strict=True)
+                    one.name: value
+                    for one in texts
+                    if (value := stepped(batch, self._scalars[one.name].step, one.type)) is not None
                 }
+                if len(new) < len(texts):
+                    with self._naming():
+                        found = session.evaluated(batch.select(sent), texts, used, self._rows.moment)
+                        values = pa.Table.from_batches(found.batches, found.schema)
+                    listed = zip(texts, values.columns, strict=True)
+                    new = {one.name: column.combine_chunks() for one, column in listed}
                 columns = (new.get(name, batch.column(name)) for name in self._schema.names)
                 yield self._edited(list(columns), batch)
 

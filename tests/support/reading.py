@@ -7,6 +7,7 @@ from dormouse.model.region import KeyRanges
 from dormouse.reading import gone_rows, row_numbers, row_search, row_sets
 from dormouse.reading.executor import query
 from dormouse.reading.sql import selects
+from dormouse.reading.sql.evaluating import stepped
 from dormouse.reading.sql.parsed import reviewed
 from dormouse.reading.sql.scalars import RANDOM, constant_text, scalar
 from dormouse.reading.streams import Interruption
@@ -29,4 +30,5 @@ __all__ = [
     "row_sets",
     "scalar",
     "selects",
+    "stepped",
 ]

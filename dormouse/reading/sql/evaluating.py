@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, FLOAT, INT, LONG, STRING, Field
+from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, FLOAT, INT, LONG, STRING, DataType, Field
 from dormouse.reading.sql.results import Rows, rows_of
-from dormouse.reading.sql.scalars import TARGET, columns_text, constant_text, reference
+from dormouse.reading.sql.scalars import TARGET, Step, columns_text, constant_text, reference
 
+_OF_SIGNS = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
 _ROWS = "rows"
 _RETURNED = {BOOLEAN, BYTES, DOUBLE, FLOAT, INT, LONG, STRING}
 
@@ -36,6 +38,20 @@ def evaluated(
     connection.register(_ROWS, pa.Table.from_batches([rows]))
     place = columns_text(TARGET, rows.schema.names, _ROWS)
     return rows_of(connection.execute(f"SELECT {listed} FROM ({place})"), watched)
+
+
+def stepped(rows: pa.RecordBatch, step: Step | None, kind: DataType) -> pa.Array | None:
+    """Returns the values of an expression that is a step, with a type, computed without DuckDB.
+
+    Returns None for other expressions and types, and if DuckDB shall raise the error of a value.
+    """
+    if step is None or rows.schema.field(step[0]).type != arrow_type(kind):
+        return None
+    values = rows.column(step[0])
+    try:
+        return _OF_SIGNS[step[1]](values, pa.scalar(step[2], values.type))
+    except pa.ArrowInvalid:
+        return None
 
 
 def _of_one(

@@ -7,15 +7,17 @@ text can be more than one expression.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, cast
 
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery
 from dormouse.model.table import unchecked
-from dormouse.model.types import DataType, is_text
+from dormouse.model.types import INT, LONG, DataType, is_text
 from dormouse.reading.sql.conditions import literal, text, type_name
 from dormouse.reading.sql.constants import Node
 from dormouse.reading.sql.moments import is_moment, tells_time
@@ -47,7 +49,10 @@ _WITH_LAMBDAS = {
 }
 """The functions whose arguments `x -> …` are functions. Elsewhere `->` looks into JSON."""
 
+_STEP = re.compile(r"\s*([A-Za-z_][\w.]*)\s*([-+*])\s*([0-9]{1,9})\s*", re.ASCII)
 Name = tuple[str, str]
+Step = tuple[str, str, int]
+"""The name of a column of whole numbers, one of + - *, and a number that an INT can hold."""
 Relations = tuple[tuple[str, tuple[tuple[str, DataType], ...]], ...]
 """The names and types of the columns of each of the rows, by the name of the rows."""
 
@@ -66,6 +71,8 @@ class Scalar:
     equal: tuple[tuple[Name, Name], ...] = ()
     is_equality: bool = False
     """True if the expression says no more than that these pairs are equal."""
+    step: Step | None = None
+    """The column, the operator and the number, if there is no more in the expression."""
 
 
 def reference(rows: str, column: str) -> str:
@@ -73,7 +80,6 @@ def reference(rows: str, column: str) -> str:
     return quoted(f"{rows}.{column}")
 
 
-@lru_cache(maxsize=SCALARS_MAX)
 def scalar(text: str, relations: Relations, *, repeats: bool = False) -> Scalar:
     """Checks an expression over the columns of some rows, and returns it.
 
@@ -84,6 +90,19 @@ def scalar(text: str, relations: Relations, *, repeats: bool = False) -> Scalar:
     Raises `InvalidQuery` for a text that is more or less than one expression, that names unknown columns,
     that reads other rows, or that calls functions that are not allowed.
     """
+    if is_text(text) and (parts := _STEP.fullmatch(text)) is not None:
+        # checked once for all numbers
+        with suppress(InvalidQuery):
+            alike = _checked(f"{parts[1]} {parts[2]} 1", relations, repeats=repeats)
+            if alike.step is not None:
+                name, sign, _ = step = (*alike.step[:2], int(parts[3]))
+                [(rows, _)] = alike.columns
+                return replace(alike, text=f"({reference(rows, name)} {sign} {step[2]})", step=step)
+    return _checked(text, relations, repeats=repeats)
+
+
+@lru_cache(maxsize=SCALARS_MAX)
+def _checked(text: str, relations: Relations, *, repeats: bool) -> Scalar:
     if not is_text(text) or len(text) > STATEMENT_CHARACTERS_MAX:
         raise InvalidQuery(f"an expression is a text of at most {STATEMENT_CHARACTERS_MAX:,} characters")
     with idle_planner() as planning:
@@ -112,6 +131,7 @@ def scalar(text: str, relations: Relations, *, repeats: bool = False) -> Scalar:
         tells_time(checked.words),
         tuple(pair for pair in pairs if pair is not None),
         None not in pairs,
+        _step(rewritten, checked),
     )
 
 
@@ -160,6 +180,22 @@ def _equal(node: Node, names: Mapping[str, Name]) -> Iterator[tuple[Name, Name] 
             yield None
 
 
+def _step(node: Node, checked: _Checked) -> Step | None:
+    """Returns the step that an expression is, if it is one."""
+    match node:
+        case {
+            "class": "FUNCTION",
+            "function_name": "+" | "-" | "*" as sign,
+            "children": [
+                {"class": "COLUMN_REF", "column_names": [str()]},
+                {"class": "CONSTANT", "value": {"type": {"id": "INTEGER"}, "value": int(number)}},
+            ],
+        }:
+            [(rows, name)] = checked.columns
+            return (name, sign, number) if checked.relations[rows][name] in {INT, LONG} else None
+    return None
+
+
 @cache
 def _aggregates() -> frozenset[str]:
     return frozenset(review()["allowed"]["expressions"]["aggregates"].split())
@@ -169,9 +205,9 @@ class _Checked:
     """The rewriting of an expression's tree, in which each column gets the name of its rows."""
 
     def __init__(self, relations: Relations, repeats: bool) -> None:
-        self._relations = {rows: dict(columns) for rows, columns in relations}
+        self.relations = {rows: dict(columns) for rows, columns in relations}
         self._places = {
-            rows: {name.lower(): name for name in columns} for rows, columns in self._relations.items()
+            rows: {name.lower(): name for name in columns} for rows, columns in self.relations.items()
         }
         self._repeats = repeats
         self.columns: set[tuple[str, str]] = set()
@@ -223,7 +259,7 @@ class _Checked:
         rows, column, parts = self._meant(names)
         self.columns.add((rows, column))
         found = {**node, "column_names": [f"{rows}.{column}", *parts]}
-        kind: DataType | None = self._relations[rows][column]
+        kind: DataType | None = self.relations[rows][column]
         for part in parts:
             known = {one.name.lower(): one.type for one in kind.parts} if kind is not None else {}
             kind = known.get(part.lower())
@@ -238,7 +274,7 @@ class _Checked:
         having = self._having(first)
         if rest and rows in self._places:
             # not a column of the name of the rows, unless it has parts
-            having = [one for one in having if self._relations[one][self._places[one][rows]].parts]
+            having = [one for one in having if self.relations[one][self._places[one][rows]].parts]
         if len(having) > 1:
             either = " or ".join(f"{one}.{first}" for one in having)
             raise InvalidQuery(f"column {first!r} is in both: write {either}")
@@ -248,13 +284,13 @@ class _Checked:
             if rest:
                 raise InvalidQuery(
                     f"{'.'.join(names)!r} is no column: an expression names columns of "
-                    f"{' and '.join(self._relations)}, and reads no other table"
+                    f"{' and '.join(self.relations)}, and reads no other table"
                 )
-            raise unknown("column", first, dict.fromkeys(n for one in self._relations.values() for n in one))
+            raise unknown("column", first, dict.fromkeys(n for one in self.relations.values() for n in one))
         return having[0], self._places[having[0]][first.lower()], rest
 
     def _listed(self, rows: str) -> list[str]:
-        return [f"{rows}.{name}" for name in self._relations[rows]]
+        return [f"{rows}.{name}" for name in self.relations[rows]]
 
     def _having(self, name: str) -> list[str]:
         return [rows for rows, places in self._places.items() if name.lower() in places]

@@ -36,7 +36,7 @@ from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.lease import SessionLock, wait_for
-from dormouse.postgres.queries import Statement, load
+from dormouse.postgres.queries import Call, Statement, execute_each, load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
 
@@ -198,10 +198,13 @@ class WriteAttempts:
         place = Place(*places[0]) if places else None
         return WriteAttempt(table.table_id, attempt_id, rows[0][0], table.uuid, place, rows[0][1])
 
-    def plan(self, table: TableRecord, name: str | None = None) -> tuple[WriteAttempt, Position]:
-        """Returns an attempt that is not recorded, and the present position of the table.
+    def plan(
+        self, table: TableRecord, name: str | None = None, then: Call | None = None
+    ) -> tuple[WriteAttempt, Position, Sequence[Sequence[Any]] | None]:
+        """Returns an attempt that is not recorded, the present position of the table, and the rows of `then`.
 
-        If a `name` is given, the table must still have it.
+        If a `name` is given, the table must still have it. `then` is a statement that only reads, and runs
+        next, in the same round trip. Its rows are None if it failed.
 
         It may commit files that inline their rows, if its commit checks that no other commit changed rows of
         its keys since. Call `confirm` before it writes an object. Raises `TableNotFound`.
@@ -209,13 +212,23 @@ class WriteAttempts:
         attempt_id, has_place = uuid.uuid4().hex, is_keyed(table.properties)
         values = {"table_id": table.table_id, "attempt_id": attempt_id, "prefix": table.object_prefix}
         values |= {"has_place": has_place, "name": name}
-        rows = run_statement(self._supplier, lambda conn: _PLAN.fetch(conn, values), operation="plan an edit")
+
+        def work(conn: psycopg.Connection[Any]) -> tuple[Sequence[Any], Sequence[Any] | None]:
+            if then is None:
+                return _PLAN.fetch(conn, values), None
+            # each is a transaction, so the second one sees no earlier moment
+            first, second = execute_each(conn, [(_PLAN, values), then])
+            if isinstance(first, psycopg.Error):
+                raise first
+            return first, None if isinstance(second, psycopg.Error) else second
+
+        rows, found = run_statement(self._supplier, work, operation="plan an edit")
         if not rows:
             raise TableNotFound.gone(table.name)
         [(prefix, version, sequence, last, taken_at, epoch, snapshot)] = rows
         place = Place(sequence, last, taken_at) if has_place else None
         attempt = WriteAttempt(table.table_id, attempt_id, prefix, table.uuid, place, version, last)
-        return attempt, Position(epoch, snapshot, taken_at)
+        return attempt, Position(epoch, snapshot, taken_at), found
 
     def wait_for_older(self, attempt: WriteAttempt) -> None:
         """Waits for the loads of a keyed table that began before a planned attempt, for some seconds.

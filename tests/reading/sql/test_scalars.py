@@ -6,11 +6,12 @@ from math import inf, nan
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidQuery
-from tests.support.reading import RANDOM, constant_text, reviewed, scalar
+from tests.support.reading import RANDOM, constant_text, reviewed, scalar, stepped
 
 NESTED = dm.STRUCT([dm.Field("a b", dm.MAP(dm.STRING, dm.LIST(dm.FLOAT))), dm.Field("d", dm.DOUBLE)])
 ROWS = (
@@ -169,3 +170,42 @@ def test_functions_of_chance_select_no_rows() -> None:
 def test_constants_of_all_types_are_written(kind: Any, given: Any) -> None:
     assert duckdb.sql(f"SELECT {constant_text(kind, given)}").fetchall() == [(given,)]
     assert duckdb.sql(f"SELECT isnan({constant_text(dm.DOUBLE, nan)})").fetchall() == [(True,)]
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(dm.INT, 32), (dm.LONG, 64)])
+def test_a_step_has_the_values_that_duckdb_computes(kind: dm.DataType, bits: int) -> None:
+    relations = (("t", (("v", kind), ("w", kind))),)
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for number in (0, 1, 7, 999_999_999):
+        for sign in "+-*":
+            found = scalar(f" V{sign}{number} ", relations)
+            assert found == scalar(f"t.v {sign} 0{number} -- x", relations), "as if it was checked itself"
+            for v in (None, 0, 1, -1, 3, least, least + number, most, most - number):
+                given = pa.record_batch([pa.array([v], f"int{bits}")], names=["v"])
+                step = stepped(given, found.step, kind)
+                try:
+                    [[expected]] = duckdb.sql(
+                        f'SELECT {found.text} FROM (SELECT {constant_text(kind, v)} AS "t.v")'
+                    ).fetchall()
+                except duckdb.OutOfRangeException:
+                    assert step is None
+                else:
+                    assert step is not None
+                    assert (step.to_pylist(), step.type) == ([expected], given.column(0).type)
+
+
+@pytest.mark.parametrize(
+    "text", ["x - y", "1 - x", "d - 1", "x / 2", "x - 1.5", "x - 3000000000", "st.a - 1", "x"]
+)
+def test_only_a_step_of_a_whole_number_is_one(text: str) -> None:
+    assert scalar(text, ROWS).step is None
+
+
+def test_a_step_of_another_type_is_left_to_duckdb() -> None:
+    given = pa.record_batch([pa.array([2], pa.int32())], names=["x"])
+    assert stepped(given, scalar("x + 1", ROWS).step, dm.LONG) is None
+
+
+def test_a_column_with_the_name_of_a_word_of_sql_is_no_step() -> None:
+    with pytest.raises(InvalidQuery, match="no expression"):
+        scalar("order - 7", (("t", (("order", dm.INT),)),))
