@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dormouse as dm
-from dormouse.cli import main
+from dormouse.cli import data, main
 from tests.every_door import of_arrow
 from tests.support.api import Instance
 
 Cli = Callable[..., tuple[int, str, str]]
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],
-    values=[dm.Field("v", dm.STRING, nullable=True), dm.Field("n", dm.INT, nullable=True)],
+    values=[
+        dm.Field("v", dm.STRING, nullable=True),
+        dm.Field("n", dm.INT, nullable=True),
+        dm.Field("l", dm.LIST(dm.LONG), nullable=True),
+    ],
 )
 ROWS = [{"k": 1, "v": "a", "n": 1}, {"k": 2, "v": "b", "n": 2}, {"k": 3, "v": None, "n": None}]
 
@@ -144,6 +149,7 @@ BAD: list[tuple[list[str], str]] = [
     (["update", "t", "--all", "--set", "v=x", "--set-sql", "v=n"], "set twice"),
     (["update", "t", "--all", "--set", "m=x", "--yes"], "unknown column 'm'"),
     (["update", "t", "--all", "--set", "n=x", "--yes"], "'x'"),
+    (["update", "t", "--all", "--set", "l=[1]", "--yes"], "--set-sql l="),
     (["update", "t", "--all", "--set-sql", "n=(select 1)", "--yes"], "subquery"),
     (["merge-into", "t", "new.json", "--on", "m"], "m"),
     (["merge-into", "t", "new.json", "--on", "k", "--when", "matched then"], "syntax error"),
@@ -161,6 +167,20 @@ def test_bad_input_is_one_line_and_changes_nothing(cli: Cli, instance: Instance)
         assert (code, out) == (2, ""), said
         assert reason in err and err.count("\n") == 1, said
         assert values(instance) == BEFORE, said
+
+
+def test_long_changes_show_progress(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+
+    @contextmanager
+    def progress(what: str, *, unit: str) -> Iterator[None]:
+        shown.append(what)
+        yield
+
+    monkeypatch.setattr(data, "progress", progress)
+    cli("delete", "t", "--where-sql", "n = 1", "--yes")
+    cli("sql", "--write", "update t set n = 1")
+    assert shown == ["delete rows of t", "run the statement"]
 
 
 def test_the_same_id_changes_nothing_again(cli: Cli, instance: Instance) -> None:
