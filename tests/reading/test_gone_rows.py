@@ -20,6 +20,7 @@ import dormouse as dm
 from tests.reading.test_compiled_deletions import is_of, listed
 from tests.support.api import Instance, Table
 from tests.support.reading import gone_rows, row_numbers, selects
+from tests.tiers import by_tier
 
 DAY = dt.date(2024, 1, 1)
 KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
@@ -39,7 +40,7 @@ KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     other=st.sets(st.integers(0, 20), max_size=4),
     sizes=st.sampled_from([(64, 4_096), (64, 2), (1, 4_096)]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=by_tier(15, 100), deadline=None)
 def test_rows_are_found_and_left_out_in_batches_of_any_size(
     kind: str,
     keys: list[tuple[int, int]],
@@ -359,7 +360,8 @@ def test_deletions_of_widened_columns_are_found_by_their_present_values(instance
     assert rows() == [row for row in at_first if row[0] != 3]
 
 
-@pytest.mark.parametrize("each", [1, 7_000])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("each", [7_000, 1])
 def test_row_groups_that_share_a_key_are_read_together(
     instance: Instance, reads: list[int], tmp_path: Path, each: int
 ) -> None:
