@@ -44,7 +44,7 @@ from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion
 from dormouse.state.context import TableContext
 
-ROWS_MAX = 250_000
+ROWS_MAX = 1_000_000
 """The most matched rows of a file that are cached. Deletions that match more rows stay conditions."""
 FILES_MAX = 64
 """The most files that are read for one query to find matched rows."""

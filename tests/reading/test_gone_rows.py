@@ -275,6 +275,20 @@ def test_a_file_is_read_once_for_each_deletion(instance: Instance, reads: list[i
     assert reads == [5, 1, 1, 1]
 
 
+@pytest.mark.parametrize("bytes_max", [gone_rows.KEY_BYTES_MAX, 100_000])
+def test_many_rows_are_left_out_by_number_as_long_as_their_keys_fit(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    monkeypatch.setattr(gone_rows, "KEY_BYTES_MAX", bytes_max)
+    row_numbers.KNOWN.clear()
+    table = instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG)]))
+    table.ingest(pa.table({"k": range(300_000), "n": range(300_000)}), engine="local")
+    table.delete(dm.sql("n < 299990 and n % 1000 > 0"))
+    assert len(numbers(instance, table)) == 310
+    [known] = [one.rows for some in row_numbers.KNOWN._files.values() for one in some]
+    assert (known is None) == (bytes_max == 100_000)
+
+
 def test_look_ups_beside_deletions_by_values_read_pages(instance: Instance, reads: list[int]) -> None:
     table = filled(instance)
     for n in range(10):
