@@ -486,8 +486,9 @@ def looked_up(
         rows = pa.Table.from_batches([exact(batch, alike) for batch in batches]).sort_by(order)
         batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
     if newest_by:
-        first = first_of_keys(batches, schema.row_key_names)
-        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))) for batch in first]
+        if sum(map(len, batches)) > 1:
+            batches = list(first_of_keys(batches, schema.row_key_names))
+        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))) for batch in batches]
     return [batch.select(wanted) for batch in batches]
 
 

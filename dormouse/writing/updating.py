@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -101,15 +102,28 @@ class Update:
 class _Chosen:
     """The rows that an update changes.
 
-    `condition` is the SQL over columns of the rows `TARGET`, and `columns` are those that it names. Unless it
-    was given as SQL, `question` is the same as a query. `deletion` deletes the replaced rows, if one
-    condition can.
+    Either they meet `sql`, over columns of the rows `TARGET`, or `question` is the same as a query, and
+    `conditions` are all of its conditions. `columns` are the named ones. `deletion` deletes the replaced
+    rows, if one condition can.
     """
 
-    condition: str
     columns: frozenset[str]
+    sql: str = ""
     question: Question | None = None
+    conditions: Sequence[Condition] = ()
     deletion: NewDeletion | None = None
+
+    @cached_property
+    def condition(self) -> str:
+        """The SQL over columns of the rows `TARGET`, which an update by keys seldom needs."""
+        return self.sql or rendered(every(map(meets, self.conditions)), OF_TARGET)
+
+    @property
+    def is_by_query(self) -> bool:
+        """True if a query reads the rows: it reads ranges of keys faster, and DuckDB searches values."""
+        if self.question is None:
+            return False
+        return not self.question.conditions or len(self.condition) > CONDITION_BYTES_MAX
 
 
 class _Computation:
@@ -134,7 +148,7 @@ class _Computation:
                 update.sessions, f"{self._what}: where", update.where, self._relations, repeats=True
             )
             used.append(condition)
-            self._chosen = _Chosen(condition.text, frozenset(name for _, name in condition.columns))
+            self._chosen = _Chosen(frozenset(name for _, name in condition.columns), condition.text)
         else:
             self._chosen = self._by_columns(update.where)
         self._gone = identity(context, self._chosen.columns)
@@ -169,22 +183,20 @@ class _Computation:
             deletion = None
         keys = (Condition(self._schema.field(name), ranges) for name, ranges in rows.ranges.items())
         conditions = [*keys, *rows.conditions]
-        condition = rendered(every(map(meets, conditions)), OF_TARGET)
-        return _Chosen(condition, frozenset(one.field.name for one in conditions), rows, deletion)
+        columns = frozenset(one.field.name for one in conditions)
+        return _Chosen(columns, question=rows, conditions=conditions, deletion=deletion)
 
     def query(self) -> Foreseen | None:
         """Returns the query from which the update is computed, unless the current time matters."""
         question = self._chosen.question
-        if question is None or question.is_empty or not self._is_by_query or self._rows.moment is not None:
+        if (
+            question is None
+            or question.is_empty
+            or not self._chosen.is_by_query
+            or self._rows.moment is not None
+        ):
             return None
         return Foreseen.of(self._rows.context, question.ranges)
-
-    @property
-    def _is_by_query(self) -> bool:
-        question = self._chosen.question
-        # DuckDB searches values faster, and a query reads ranges of keys faster
-        is_long = len(self._chosen.condition) > CONDITION_BYTES_MAX
-        return question is not None and (is_long or not question.conditions)
 
     def run(self, attempt: WriteAttempt | None, ahead: Foreseen | None = None) -> Computed:
         """Computes the update; without an attempt, only counts its rows."""
@@ -196,7 +208,7 @@ class _Computation:
             ranges = self._rows.ranges(f"SELECT 1 FROM ({rows}) WHERE {chosen.condition}")
         else:
             ranges = chosen.question.ranges
-        parts = self._by_query(ahead) if self._is_by_query else self._by_sql(ranges)
+        parts = self._by_query(ahead) if chosen.is_by_query else self._by_sql(ranges)
         files = outcome.write(attempt, self._counted(outcome, kind, parts), self._update.progress)
         has_rows = any(outcome.counts.values())
         deletions = [chosen.deletion] if has_rows and chosen.deletion is not None else []
@@ -294,6 +306,9 @@ class _Computation:
 
     def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
         """Returns the concern for rows that meet the condition, or have a key that was written."""
+        return Concern(ranges, lambda context, changed: self._concerned(ranges, outcome).of(context, changed))
+
+    def _concerned(self, ranges: KeyRanges, outcome: Outcome) -> Concerned:
         context, chosen = self._context, self._chosen
         condition = chosen.condition
         if context.properties.aggregate is not None and not chosen.columns <= set(self._schema.key_names):
@@ -304,4 +319,4 @@ class _Computation:
         if is_keyed(context.properties) and outcome.gone.row_count:
             statements.append(Concerned.by_keys(context))
             staged[KEYS] = outcome.gone
-        return Concern(ranges, Concerned(self._rows, tuple(statements), staged).of)
+        return Concerned(self._rows, tuple(statements), staged)
