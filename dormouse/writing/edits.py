@@ -316,7 +316,7 @@ class Edit:
                     some[0].context.store,
                     [replace(file, deletions_till=None) for one in some for file in one.computed.files],
                     [deletion for one in some for deletion in one.computed.deletions],
-                    [one.read for one in some if one.read is not None],
+                    [read for one in some if (read := one.read) is not None],
                     [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
                     self._leftovers,
                 )
