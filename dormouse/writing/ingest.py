@@ -316,7 +316,7 @@ class KeyedRows:
     """The conversion of a load's rows to the rows that a keyed table stores.
 
     `deletes` is the boolean column of the data that is true in rows which delete their key. Each stored row
-    has `sequence`, the load's place, unless the batches have a column of this name: see `_after`. Marks of
+    has `sequence`, the load's place, unless the batches have a column of this name: see `_places`. Marks of
     deletion have the time `taken_at`.
     """
 
@@ -351,31 +351,29 @@ class KeyedRows:
     def _columns(self, batch: pa.RecordBatch, first_row: int) -> list[pa.Array]:
         marked = None if self.deletes is None else batch.column(self.deletes)
         there = None if marked is None else pc.invert(marked)
-        sequence = pa.repeat(pa.scalar(self.sequence, pa.int64()), batch.num_rows)
-        if SEQUENCE in batch.schema.names:
-            sequence = self._after(batch.column(SEQUENCE), sequence)
         kind = arrow_type(TIMESTAMP)
         deleted_at = pa.nulls(batch.num_rows, kind)
-        if marked is not None:
+        if marked is not None and marked.true_count:
             at = pa.repeat(pa.scalar(self.taken_at, kind), batch.num_rows)
             deleted_at = pc.if_else(marked, at, pa.scalar(None, kind))
         return [
             *(batch.column(field.name) for field in self.schema.row_keys),
             *(self._value(batch.column(f.name), f, there, first_row) for f in self.schema.values),
-            sequence,
+            self._places(batch),
             deleted_at,
             pa.array(np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)),
         ]
 
-    def _after(self, replaced: pa.Array, sequence: pa.Array) -> pa.Array:
-        """Returns the places of rows that replace others, given the places of these; null: replaces none.
+    def _places(self, batch: pa.RecordBatch) -> pa.Array:
+        """Returns the places of rows; `SEQUENCE` has those of the rows that they replace, null for none.
 
         A row comes right after the one that it replaces, so that the rows of all loads that began later are
         newer. It takes the place of this load if the places of the older one are used up.
         """
-        following = pc.add(replaced, 1)
-        ends = pa.array((following.fill_null(0).to_numpy() - self.sequence) % TASKS_MAX == 0)
-        return pc.coalesce(pc.if_else(ends, pa.scalar(None, pa.int64()), following), sequence)
+        if SEQUENCE not in batch.schema.names:
+            return pa.repeat(pa.scalar(self.sequence, pa.int64()), batch.num_rows)
+        following = batch.column(SEQUENCE).fill_null(self.sequence - 1).to_numpy() + 1
+        return pa.array(np.where((following - self.sequence) % TASKS_MAX == 0, self.sequence, following))
 
     def _value(self, column: pa.Array, field: Field, there: pa.Array | None, first_row: int) -> pa.Array:
         if field.name == self.properties.newest_by:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from dormouse.data.leaf_sorter import LEAF, LeafLookup, sort_indices
 from dormouse.data.newest import Marks
 from dormouse.errors import CommitOutcomeUnknown
-from dormouse.model.file_reference import INLINED, FileWithReferences, is_inlined
+from dormouse.model.file_reference import INLINED, FileReference, FileWithReferences, is_inlined
 from dormouse.model.locks import process_lock
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.region import encode_key
@@ -174,14 +174,24 @@ class InlinedLeaves(LeafFiles):
 
     def files(self, rows: pa.Table, leaves: pa.Int32Array) -> list[FileWithReferences]:
         """Returns the files of some rows in any order; `leaves` has the position of the leaf of each row."""
+        if rows.num_rows == 1:
+            return [self._file_of_row(rows.select(self._schema.names), str(self._ids[leaves[0].as_py()]))]
         counts = np.bincount(leaves.to_numpy(), minlength=len(self._ids))
-        if rows.num_rows > 1:
-            rows = rows.append_column(LEAF, leaves)
-            order = [LEAF, *self._schema.key_names] if self._one_file_per_leaf else self._schema.key_names
-            places = sort_indices(rows, order, self._newest_first)
-            rows = rows if places is None else rows.take(places)
+        rows = rows.append_column(LEAF, leaves)
+        order = [LEAF, *self._schema.key_names] if self._one_file_per_leaf else self._schema.key_names
+        places = sort_indices(rows, order, self._newest_first)
+        rows = rows if places is None else rows.take(places)
         rows = rows.select(self._schema.names).combine_chunks()
         return list(self.write_in_order(iter(rows.to_batches()), counts))
+
+    def _file_of_row(self, row: pa.Table, leaf: str) -> FileWithReferences:
+        """Returns the file that `write_in_order` returns for the row, at less cost."""
+        name = self._name_of(leaf if self._one_file_per_leaf else "leaves")
+        facts, content = self._stored(name, self._exactly(filter(len, row.to_batches())), 1)
+        reference = FileReference(
+            filename=name, partition_id=leaf, row_count=1, count_approximate=facts.marks > 0
+        )
+        return facts.file(name, [reference], content)
 
     def _stored(
         self, name: str, rows: Iterator[pa.RecordBatch], total: int

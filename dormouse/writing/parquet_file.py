@@ -282,8 +282,10 @@ class FileFacts:
             digest=digest_of_file(path),
         )
 
-    def file(self, name: str, references: Iterable[FileReference]) -> FileWithReferences:
-        """Returns the file and its references in the form that a commit adds."""
+    def file(
+        self, name: str, references: Iterable[FileReference], content: bytes | None = None
+    ) -> FileWithReferences:
+        """Returns the file and its references in the form that a commit adds; `content` if it is inlined."""
         return FileWithReferences(
             filename=name,
             references=tuple(references),
@@ -292,6 +294,7 @@ class FileFacts:
             min_key=self.min_key,
             max_key=self.max_key,
             digest=self.digest,
+            content=content,
         )
 
 
@@ -511,7 +514,7 @@ class LeafFiles:
             )
             for partition_id, count in rows.items()
         )
-        return replace(facts.file(name, references), content=content)
+        return facts.file(name, references, content)
 
     def _stored(
         self, name: str, rows: Iterator[pa.RecordBatch], total: int

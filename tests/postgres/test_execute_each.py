@@ -221,3 +221,16 @@ def test_a_transaction_is_whole_after_its_prepared_statements_are_lost(
     assert isinstance(execute_together(conn, [add(1), (DIVIDE, {"by": 0, "id": 1})]), errors.DivisionByZero)
     assert values(counted) == [3, 3]
     assert conn.info.transaction_status == TransactionStatus.IDLE
+
+
+def test_the_server_skips_what_follows_an_error_and_the_prepared_statements_stay(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    assert execute_together(conn, [add(1)]) is None
+    later = Statement(sql.SQL("update counter set n = %(n)s::integer where id = 2"))
+    for _ in range(2):
+        error = execute_together(conn, [(DIVIDE, {"by": 0, "id": 1}), (later, {"n": 7})])
+        assert isinstance(error, errors.DivisionByZero)
+        assert prepared(conn) == len(["begin", "add", "commit", "divide", "rollback"])
+    assert execute_together(conn, [(later, {"n": 8}), add(1)]) is None
+    assert (prepared(conn), values(counted)) == (6, [2, 8])

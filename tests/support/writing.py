@@ -18,6 +18,7 @@ from dormouse.writing.ingest import (
     write_leaves,
     written,
 )
+from dormouse.writing.inlining import InlinedLeaves
 from dormouse.writing.merge import merge_sorted
 from dormouse.writing.merging import Merge, PartialUpsert
 from dormouse.writing.splitting import split
@@ -28,6 +29,7 @@ __all__ = [
     "Concern",
     "Edit",
     "FileSketches",
+    "InlinedLeaves",
     "Merge",
     "PartialUpsert",
     "Update",

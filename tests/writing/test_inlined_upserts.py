@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from keyed_tables import data, keyed, seen, upsert
 
 import dormouse as dm
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown
+from dormouse.model.table import DELETED_AT, SEQUENCE, stored_schema
 from dormouse.state.files import updates
 from dormouse.writing import ingest
 from tests.ingested import attempts
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.state import WriteAttempts
+from tests.support.writing import InlinedLeaves
 
 WATCHED = """
 alter database {database} set synchronous_commit = on;
@@ -148,3 +153,23 @@ def test_columns_that_change_during_an_upsert_do_no_harm(
     upsert(table, (1, 9))
     assert table.query().read_all().to_pylist() == [{"k": 1, "v": 9, "s": None, "more": 7}]
     assert attempts(table.context) == 0
+
+
+@pytest.mark.parametrize("writing", ["one_file_per_leaf", "one_reference_per_leaf"])
+@pytest.mark.parametrize("mark", [None, datetime(2026, 1, 1, tzinfo=UTC)])
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_one_row_gets_the_file_that_a_longer_load_would_get(
+    keep: Any, mark: datetime | None, writing: Any
+) -> None:
+    properties = dm.TableProperties(keep=keep, ingest_file_writing=writing)
+    schema = stored_schema(dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)]), properties)
+    times = pa.array([mark], pa.timestamp("us", "UTC"))
+    rows = pa.table({DELETED_AT: times, SEQUENCE: [7], "v": ["x"], "k": [5]})
+    empty, rows = rows.slice(1), rows.select(schema.names)
+    no_store: Any = None
+    name_of = f"data/inlined/{'0' * 32}/0-{{}}.v1.parquet".format
+    leaves = InlinedLeaves(no_store, schema, properties, pa.array(["a", "b", "c"]), name_of)
+    [found] = leaves.files(pa.concat_tables([empty.select(schema.names), rows]), pa.array([1], pa.int32()))
+    [expected] = leaves.write_in_order(iter(rows.to_batches()), np.array([0, 1, 0]))
+    assert found == expected
+    assert found.references[0].partition_id == "b"

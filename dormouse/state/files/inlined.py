@@ -47,7 +47,7 @@ class InlinedContent:
 
     def total(self) -> tuple[int, int]:
         """Returns the number and the bytes of the inlined files."""
-        [(files, byte_count)] = self._own.fetch("inlined_total", operation="count inlined files")
+        [(files, byte_count)] = self._own.looked_up("inlined_total", {}, operation="count inlined files")
         return int(files), int(byte_count)
 
     def vacuum(self) -> None:
