@@ -99,7 +99,7 @@ def without(
 def found_in(batches: Iterable[pa.RecordBatch], keys: pa.RecordBatch, names: Sequence[str]) -> GoneRows:
     """Returns the rows that have one of the keys; `names` are the key's columns.
 
-    The batches have all rows of a file in key order, each key once. `keys` are sorted.
+    The batches have all rows of a file with one of the keys, in key order. `keys` are sorted.
     """
     search, row = _Search(keys, names), 0
     numbers, some = [np.array([], np.int64)], [keys.slice(0, 0)]

@@ -23,18 +23,15 @@ from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
 from dormouse.model.region import KeyRanges
 from dormouse.model.table import REPLACED_ROWS_MAX, newest_first
-from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.checked_files import named_failures
 from dormouse.reading.file_cache import KEPT
 from dormouse.reading.gone_rows import GoneRows, found_in
 from dormouse.reading.planner import Scan, bytes_of
-from dormouse.reading.row_numbers import FILES_MAX, Finder
+from dormouse.reading.row_numbers import FILES_MAX, KEYS, Finder
 from dormouse.reading.scan_session import executed, key_session, planned, stored_rows
 
 SMALL_BYTES_MAX = 16 * 1024 * 1024
 """The most bytes of the small files beside a large one for which its replaced rows are found."""
-KEYS = (INT, LONG, TIMESTAMP, DATE, STRING, BYTES)
-"""Types of row keys whose values are equal for each reader if they are equal in Arrow."""
 _THREADS_MAX = 4
 
 

@@ -23,15 +23,17 @@ from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
 from dormouse.model.locks import process_lock
 from dormouse.model.region import KeyRanges, Range, compare, decode_key
-from dormouse.model.types import INT, LONG
+from dormouse.model.schema import Schema
+from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.checked_files import named_failures
 from dormouse.reading.file_cache import KEPT_BYTES_MAX
-from dormouse.reading.gone_rows import GoneRows, matched
+from dormouse.reading.gone_rows import GoneRows, found_in, matched
 from dormouse.reading.group_parts import are_narrow
 from dormouse.reading.overlaps import clusters
 from dormouse.reading.page_reads import DELETIONS_MAX, row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
 from dormouse.reading.row_filter import TESTS_MAX, Fails, remains, rendered
+from dormouse.reading.row_sets import RowSet
 from dormouse.reading.scan_session import (
     DATAFUSION,
     LARGE_BATCH_ROWS,
@@ -52,6 +54,8 @@ BY_VALUE_MIN = DELETIONS_MAX + 1
 """The fewest deletions by values for which a file is read by a query that wants few of its rows."""
 SETS_MAX = 4
 """The most sets of deletions whose rows are cached for one file: one of each reader, and former ones."""
+KEYS = (INT, LONG, TIMESTAMP, DATE, STRING, BYTES)
+"""Types of keys whose values are equal for each reader if they are equal in Arrow."""
 _THREADS_MAX = 4
 _ANYWHERE = b"", b""
 """The corners of a deletion that bounds the first row key on no side."""
@@ -166,17 +170,22 @@ class Finder:
             return matched([], kinds, 0, 0, ())
         first_row, wanted = self._near(scan, deletions)
         file = Scan(scan.filename, (wanted,), scan.partition_id, scan.byte_count)
-        names = schema.key_names
+        names, listed = schema.key_names, _listed_keys(schema, deletions, kinds)
 
         def plan() -> Any:
-            gone = rendered(Fails(remains(schema, deletions)), DATAFUSION)
             frame = stored_rows(key_session(context.objects), context.objects, schema, [file])
+            if listed is not None:
+                return frame.select(*map(column, names)).execution_plan()
+            gone = rendered(Fails(remains(schema, deletions)), DATAFUSION)
             return frame.select(*map(column, names), gone.alias("gone")).execution_plan()
 
         with named_failures(context, [file], Transform.parse(schema, context.properties)):
             physical = planned(context, [file], plan, self.interruption)
             is_narrow = are_narrow([file], context.objects, schema, LARGE_BATCH_ROWS)
             batches = executed(context, physical, self.interruption, of_large_batches=is_narrow)
+            if listed is not None:
+                found = found_in(batches, listed, names)
+                return replace(found, numbers=found.numbers + first_row, deletions=deletions)
             return matched(batches, kinds, first_row, ROWS_MAX, deletions)
 
     def _near(self, scan: Scan, deletions: Sequence[Deletion]) -> tuple[int, KeyRanges]:
@@ -204,6 +213,21 @@ class Finder:
         high = groups[end].low if end < len(groups) else None
         wanted = KeyRanges({first: [Range(low, high)]}) if start or end < len(groups) else KeyRanges()
         return sum(one.row_count for one in groups[:start]), wanted
+
+
+def _listed_keys(schema: Schema, deletions: Sequence[Deletion], kinds: pa.Schema) -> pa.RecordBatch | None:
+    """Returns the keys that deletions list, sorted; None if a deletion also tests other values.
+
+    Values of the keys' types are equal for each engine if they are equal in Arrow.
+    """
+    if not all(one.type in KEYS and not one.nullable for one in schema.key_fields):
+        return None
+    sets = [one.rows for one in deletions if isinstance(one.rows, RowSet)]
+    if len(sets) < len(deletions) or any({*one.fields} != {*schema.key_fields} for one in sets):
+        return None
+    rows = pa.concat_tables(one.read().select(kinds.names).cast(kinds) for one in sets)
+    [keys] = rows.sort_by([(name, "ascending") for name in kinds.names]).combine_chunks().to_batches()
+    return keys
 
 
 class _File:

@@ -19,7 +19,7 @@ import dormouse as dm
 from dormouse.errors import InvalidQuery, InvalidSchema, ObjectDamaged, ObjectNotFound
 from tests.stored import query
 from tests.support.api import Instance, Table
-from tests.support.reading import arrow_schema, row_search
+from tests.support.reading import arrow_schema, row_numbers, row_search
 from tests.support.state import LAYOUTS
 from tests.support.writing import listed_deletions
 from tests.tiers import sampled
@@ -258,6 +258,25 @@ def test_listed_rows_of_some_keys_stay_in_files_of_other_keys(instance: Instance
     assert condition["__rows"]["count"] == len({place(row, KEYS) for row in gone})
     assert (condition["__rows"]["columns"], one.by_values) == ([*KEYS], False)
     model.check()
+
+
+def test_rows_of_listed_keys_are_searched_without_a_test_of_each(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each key has several rows. A list of values besides keys still needs the test."""
+    tests: list[int] = []
+    matched = row_numbers.matched
+    monkeypatch.setattr(
+        row_numbers, "matched", lambda *args: (tests.append(len(args[-1])), matched(*args))[1]
+    )
+    model, chance = Model(instance), Random(3)
+    model.ingest(rows_of(chance, 200))
+    model.delete([row for row in model.rows if row["s"] == "b" * 40], ["t", "s", "k"])
+    model.check()
+    assert not any(tests)
+    model.delete(chance.sample(model.rows, 30), ["k", "s", "t", "v", "w"])
+    model.check()
+    assert any(tests)
 
 
 @pytest.mark.slow
