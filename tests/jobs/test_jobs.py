@@ -346,7 +346,7 @@ def test_a_list_begins_with_running_jobs_and_then_has_the_newest_ended_ones(jobs
     assert jobs.list("work", "CANCELLED") == jobs.list("unknown") == []
 
 
-WRONG: list[tuple[Callable[[JobStore], Any], str]] = [
+WRONG: list[tuple[Any, str]] = [
     (lambda jobs: jobs.start("", 1), "kind ''"),
     (lambda jobs: jobs.start("round:ingest", 1), "kind 'round:ingest'"),
     (lambda jobs: jobs.start("x" * 65, 1), "1 to 64 letters"),

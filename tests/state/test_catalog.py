@@ -33,7 +33,7 @@ SCHEMA = Schema(
     [Field("s", STRING)],
     [Field("v", MAP(STRING, LIST(LONG)), nullable=True)],
 )
-ODD = [
+ODD: list[Any] = [
     "",
     " ",
     "a b",
