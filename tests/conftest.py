@@ -62,7 +62,7 @@ LONGEST = (
     "Spark", "Node", "test_spark_session", "test_embedded_sharing", "test_ingest_crash", "test_cli",
     "test_batches", "test_embedded_postgres", "test_instance_folder", "test_demo", "test_service_streams",
     "test_many_workers", "test_concurrency", "test_objects", "test_async_commits", "test_commit_storm",
-    "test_store_under_fire",
+    "test_store_under_fire", "test_updates", "test_small_batches",
 )  # fmt: skip
 # these use Spark in their own process: one worker runs them all, with one Java
 SPARK = (

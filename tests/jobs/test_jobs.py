@@ -346,39 +346,37 @@ def test_a_list_begins_with_running_jobs_and_then_has_the_newest_ended_ones(jobs
     assert jobs.list("work", "CANCELLED") == jobs.list("unknown") == []
 
 
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda jobs: jobs.start("", 1), "kind ''"),
-        (lambda jobs: jobs.start("round:ingest", 1), "kind 'round:ingest'"),
-        (lambda jobs: jobs.start("x" * 65, 1), "1 to 64 letters"),
-        (lambda jobs: jobs.start(7, 1), "kind '7'"),
-        (lambda jobs: jobs.start("work", 1, ""), "owner must be a non-empty string"),
-        (lambda jobs: jobs.start("work", 1, "a\0b"), "no NUL"),
-        (lambda jobs: jobs.start("work", 1, job_id=""), "job_id must be"),
-        (lambda jobs: jobs.start("work", 1, job_id="x" * 201), "at most 200 bytes"),
-        (lambda jobs: jobs.start("work", 1, job_id="\ud800"), "not valid Unicode"),
-        (lambda jobs: jobs.status(None), "job_id must be"),
-        (lambda jobs: jobs.list(state="DONE"), "PROCESSING, COMPLETE, FAILED, CANCELLED"),
-        (lambda jobs: jobs.list(limit=0), "limit must be from 1"),
-        (lambda jobs: jobs.list("round:"), "kind ''"),
-        (lambda jobs: jobs.limit("work", 0), "running_max must be"),
-        (lambda jobs: jobs.limit("work", True), "running_max must be"),
-        (lambda jobs: jobs.worker({}), "a worker needs functions"),
-        (lambda jobs: jobs.worker({"work": "echo"}), "cannot be called"),
-        (lambda jobs: jobs.worker({"work": echo}, threads=0), "threads must be"),
-        (lambda jobs: jobs.worker({"work": echo}, lease_seconds=0), "lease_seconds must be"),
-        (lambda jobs: jobs.worker({"work": echo}, seconds_max=float("nan")), "seconds_max must be"),
-    ],
-)
-def test_invalid_arguments_are_refused_in_one_line(
-    jobs: JobStore, ask: Callable[[JobStore], Any], said: str
-) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        ask(jobs)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert jobs.list() == []
+WRONG: list[tuple[Any, str]] = [
+    (lambda jobs: jobs.start("", 1), "kind ''"),
+    (lambda jobs: jobs.start("round:ingest", 1), "kind 'round:ingest'"),
+    (lambda jobs: jobs.start("x" * 65, 1), "1 to 64 letters"),
+    (lambda jobs: jobs.start(7, 1), "kind '7'"),
+    (lambda jobs: jobs.start("work", 1, ""), "owner must be a non-empty string"),
+    (lambda jobs: jobs.start("work", 1, "a\0b"), "no NUL"),
+    (lambda jobs: jobs.start("work", 1, job_id=""), "job_id must be"),
+    (lambda jobs: jobs.start("work", 1, job_id="x" * 201), "at most 200 bytes"),
+    (lambda jobs: jobs.start("work", 1, job_id="\ud800"), "not valid Unicode"),
+    (lambda jobs: jobs.status(None), "job_id must be"),
+    (lambda jobs: jobs.list(state="DONE"), "PROCESSING, COMPLETE, FAILED, CANCELLED"),
+    (lambda jobs: jobs.list(limit=0), "limit must be from 1"),
+    (lambda jobs: jobs.list("round:"), "kind ''"),
+    (lambda jobs: jobs.limit("work", 0), "running_max must be"),
+    (lambda jobs: jobs.limit("work", True), "running_max must be"),
+    (lambda jobs: jobs.worker({}), "a worker needs functions"),
+    (lambda jobs: jobs.worker({"work": "echo"}), "cannot be called"),
+    (lambda jobs: jobs.worker({"work": echo}, threads=0), "threads must be"),
+    (lambda jobs: jobs.worker({"work": echo}, lease_seconds=0), "lease_seconds must be"),
+    (lambda jobs: jobs.worker({"work": echo}, seconds_max=float("nan")), "seconds_max must be"),
+]
+
+
+def test_invalid_arguments_are_refused_in_one_line(jobs: JobStore) -> None:
+    for ask, said in WRONG:
+        with pytest.raises(InvalidInput) as caught:
+            ask(jobs)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert jobs.list() == [], said
 
 
 @pytest.mark.parametrize("request_", [{1}, float("inf"), "\ud800", "\0", b"bytes"])

@@ -35,8 +35,8 @@ TEXTS: list[list[str]] = [
         ),
     ],
 )
-def test_arrays_arrive_unchanged(supplier: Supplier, kind: str, sent: Any, expected: list[Any]) -> None:
-    with supplier.connection() as conn:
+def test_arrays_arrive_unchanged(lender: Supplier, kind: str, sent: Any, expected: list[Any]) -> None:
+    with lender.connection() as conn:
         found = conn.execute(f"select %s::{kind}[]", [sent]).fetchall()
         assert found == [(expected,)]
         in_text = sql.SQL(f"select {{}}::{kind}[]").format(sql.Literal(sent))

@@ -138,6 +138,7 @@ def test_a_transaction_of_two_tables_is_one_request(instance: Instance, sent: li
     assert not query(instance._supplier, OPEN_ATTEMPTS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_updates_and_merges_of_many_rows_travel_whole(instance: Instance, sent: list[Any], keep: str) -> None:
     """A deletion that lists rows takes them along in the request."""
@@ -269,7 +270,8 @@ def test_a_dropped_table_changes_nothing(instance: Instance) -> None:
     assert 1 not in seen(table)
 
 
-@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("keep", ["newest_row", "every_row"])
 def test_no_update_of_threads_is_lost(instance: Instance, keep: str) -> None:
     """The threads also load rows through the queue, beside the edits."""
     table, times = made(instance, keep), by_tier(2, 4)

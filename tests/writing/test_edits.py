@@ -195,6 +195,7 @@ def test_a_change_that_is_always_overtaken_changes_nothing(instance: Instance, k
     assert not query(instance._supplier, OPEN_ATTEMPTS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", KEEPS)
 def test_no_update_of_threads_is_lost(instance: Instance, keep: str) -> None:
     table, times = made(instance, keep), by_tier(3, 6)
@@ -377,6 +378,7 @@ def test_a_newer_row_with_the_same_values_is_a_change(instance: Instance) -> Non
     assert 20 not in seen(table)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", KEEPS)
 def test_a_row_that_came_and_went_around_the_read_concerns_the_change(instance: Instance, keep: str) -> None:
     table, change = made(instance, keep), Raise(dm.Range(20, 50))

@@ -180,6 +180,7 @@ def test_maintenance_does_not_disturb_an_edit(
     assert instance.check(deep=True).problems == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", KEPT)
 def test_a_restore_disturbs_an_edit(instance: Instance, between: Between, keep: str) -> None:
     table = made(instance, keep)
@@ -208,6 +209,7 @@ def test_an_edit_that_is_disturbed_each_time_changes_nothing(
     assert instance.check(deep=True).problems == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", KEPT)
 def test_a_transaction_is_computed_again_as_a_whole(instance: Instance, between: Between, keep: str) -> None:
     one, other = made(instance, keep, "one"), made(instance, keep, "other")
@@ -219,6 +221,7 @@ def test_a_transaction_is_computed_again_as_a_whole(instance: Instance, between:
     assert (rows_of(one)[2], rows_of(other)[2]) == ((3, 4, "c"), (3, 31, "c"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", KEPT)
 def test_changes_that_meet_only_when_they_are_computed_again_are_refused(
     instance: Instance, between: Between, keep: str
@@ -302,7 +305,7 @@ def _retried(work: Callable[[], None]) -> None:
             continue
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["update", "merge", "sql", "transaction"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_increment_of_a_counter_is_lost(instance: Instance, layout: str, how: str) -> None:

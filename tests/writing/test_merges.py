@@ -165,6 +165,7 @@ def test_a_merge_of_many_rows_streams(instance: Instance) -> None:
     assert counts == {"inserted": count, "updated": count, "deleted": 0}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_other_values_keep_their_bits(instance: Instance, keep: str) -> None:
     judged = Judged(instance, [row(k, d=(-0.0, 0.0, nan)[k % 3]) for k in range(30)], keep=keep)
@@ -213,6 +214,7 @@ def test_rows_with_keys_far_apart_are_looked_up(instance: Instance, keep: str) -
     assert counts["inserted"] and counts["updated"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_a_row_that_two_rows_would_change_is_refused(instance: Instance, keep: str) -> None:
     judged = Judged(instance, TARGET, keep=keep)
