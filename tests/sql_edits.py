@@ -343,7 +343,9 @@ def check(instance: Instance, lake: Lake, judge: EditJudge, edit: Edit, *, by_st
     else:
         outcome = "made"
         if isinstance(expected, str):
-            assert expected.startswith("perhaps"), f"{edit.text}\nmade, but: {expected}"
+            # DuckDB may cast values of clauses that no row reaches
+            allowed = ("perhaps", "Conversion Error")
+            assert expected.startswith(allowed), f"{edit.text}\nmade, but: {expected}"
             found = instance.table(edit.table).query().read_all()
             lake.has(edit.table, found.to_pylist())
             return "perhaps"

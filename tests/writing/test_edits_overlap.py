@@ -212,3 +212,11 @@ def test_changes_of_a_transaction_that_meet_only_when_computed_again_are_refused
         other.start()
         other.join(SECONDS_MAX)
     assert rows_of(table) == [(1, 2, "a"), (2, 2, "b"), (3, 3, None)]
+
+
+def test_an_edit_is_computed_again_if_its_table_begins_to_merge_rows(instance: Instance) -> None:
+    table = made(instance, "every_row")
+    with instance.transaction() as transaction:
+        transaction.update(table.name, dm.sql("v < 3"), {"v": dm.sql("v + 1")})
+        instance.table(table.name).set_properties(aggregate="sum(v), max(s)")
+    assert rows_of(table) == [(1, 2, "a"), (2, 3, "b"), (3, 3, None)]

@@ -125,7 +125,8 @@ class Deletions:
         Returns the deletion's number and time. Raises:
 
         - `InvalidQuery` for a deletion by values if the table merges rows of equal key;
-        - `SchemaMoved` when the table's columns are no longer those of the condition;
+        - `SchemaMoved` when the table's columns are no longer those of the condition, or if it merges such
+          rows only since its services were made;
         - `TableNotFound`.
         """
         name, key = self._own.table.name, {"table_id": self._own.table.table_id}
@@ -135,6 +136,8 @@ class Deletions:
             raise SchemaMoved(f"the columns of table {name!r} were changed")
         self._store.keep_writers_out(conn)
         if is_merged and deletion.by_values:
+            if self._own.table.properties.aggregate is None:
+                raise SchemaMoved(f"table {name!r} merges rows of equal key now")
             raise InvalidQuery(
                 f"table {name!r} merges rows of equal key, so that a value is not that of one row: "
                 "delete by row keys and sort keys, or by a condition in SQL, as dm.sql(…)"
