@@ -32,6 +32,7 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from dormouse.cli import main
+from tests.support.api import Instance
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -74,6 +75,9 @@ class Page:
                     self.not_run[str(reason)] += 1
         finally:
             self._end_what_goes_on()
+            for left in document.namespace.values():
+                if isinstance(left, Instance):
+                    left.close()  # a page may leave it open, and so its PostgreSQL
 
     def _python(self, example: Example) -> None:
         source = "\n" * (example.line + example.parsed.line_offset) + self._placed(example)
