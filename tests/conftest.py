@@ -45,6 +45,7 @@ from tests.support.model import LONG, Field, Schema, TableProperties
 from tests.support.objects import ObjectStore, open_store
 from tests.support.state import Catalog, TableContext, WriteAttempts
 from tests.tiers import (
+    FAST,
     leave_cases_to_the_slow_tier,
     leave_layouts_to_the_slow_tier,
     leave_matrices_to_the_slow_tier,
@@ -79,7 +80,7 @@ os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # it would make 1,296 images for each test of EC2
 # The time of an example depends on the machine, and a failure prints its example.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=60)
-settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=10)
+settings.register_profile(FAST, settings.get_profile("thorough"), max_examples=10)
 # Service descriptions and the command tree are slow to load: load them once, not in each session.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 typer.main.get_command = cache(typer.main.get_command)
@@ -91,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sets up Hypothesis and the run's folder. The fast tier tries fewer examples than the full run."""
     use_what_is_named()
     gc.disable()  # until all tests are collected, which makes millions of objects that stay
-    settings.load_profile("fast tier" if config.option.markexpr == "not slow" else "thorough")
+    settings.load_profile(FAST if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunFolder(), "run folder")
     elif config.args_source is pytest.Config.ArgsSource.TESTPATHS:

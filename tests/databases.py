@@ -46,6 +46,8 @@ select md5(string_agg(what, '|' order by what)) from (
     union all select t::text from dormouse.instance t
 ) everything
 """
+OWN_NAME = "databases of tests"
+"""The application's name of the sessions that are open beside those of a test."""
 _KEPT = ("migration", "instance", "job_kind")
 _SMALL_BYTES = 64 * 1024
 _BY_TABLE = """
@@ -72,6 +74,8 @@ class Databases:
         self._server = psycopg.connect(server_dsn, autocommit=True)
         self._numbers = itertools.count(1)
         self._free: list[str] = []
+        # one for each database, kept open: a new session would read all definitions again
+        self._sessions: dict[str, psycopg.Connection] = {}
         self.template = self.create("template0")
         migrate(self.template)
         with closing(ConnectionSupplier(self.template)) as supplier:
@@ -100,14 +104,19 @@ class Databases:
             self.drop(dsn)
 
     def drop(self, dsn: str) -> None:
+        if session := self._sessions.pop(dsn, None):
+            session.close()
         self._server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name_of(dsn))))
 
     def _is_as_new(self, dsn: str) -> bool:
-        """Ends all sessions, drops new tables and removes all rows; returns whether all else is as in the
-        template.
+        """Ends all other sessions, drops new tables and removes all rows; returns whether all else is as in
+        the template.
         """
         try:
-            with psycopg.connect(dsn) as conn:
+            if dsn not in self._sessions:
+                self._sessions[dsn] = psycopg.connect(dsn, application_name=OWN_NAME)
+            conn = self._sessions[dsn]
+            with conn.transaction():
                 conn.execute("set lock_timeout = '5s'")
                 ended = conn.execute(
                     """select pg_terminate_backend(pid, 5000) from pg_stat_activity
@@ -120,13 +129,14 @@ class Databases:
             return False
 
     def _is_left(self, dsn: str) -> bool:
-        """Waits briefly for all sessions to end; returns whether they have.
+        """Waits briefly for all other sessions to end; returns whether they have.
 
         A session can outlive its connection.
         """
         deadline = time.monotonic() + 5
-        text = "select count(*) from pg_stat_activity where datname = %s"
-        while self._server.execute(text, (name_of(dsn),)).fetchall() != [(0,)]:
+        text = "select count(*) from pg_stat_activity where datname = %s and pid <> %s"
+        own = self._sessions[dsn].info.backend_pid
+        while self._server.execute(text, (name_of(dsn), own)).fetchall() != [(0,)]:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dormouse.postgres import ConnectionSupplier
+from tests.databases import OWN_NAME
 from tests.stored import query
 
-OTHERS = """
+OTHERS = f"""
 select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-and backend_type = 'client backend'
+and backend_type = 'client backend' and application_name <> '{OWN_NAME}'
 """
 
 

@@ -2,21 +2,37 @@
 
 The fast tier runs a test for all layouts on only one of them. It runs only a few cases of tests with many
 cases. If a test combines cases, it runs each case once. Both tiers run the conformance suite on all layouts,
-but the fast tier runs it with serializable isolation on only one.
+but the fast tier runs it with serializable isolation on only one. A test that goes through many cases or
+sizes by itself asks for those of the tier that runs.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
 from dormouse.state.files.layout import LAYOUTS
 
 MATRIX_MIN = 8
+FAST = "fast tier"
+"""The name of the fast tier's profile of Hypothesis."""
+T = TypeVar("T")
+
+
+def by_tier(fast: T, thorough: T) -> T:
+    """Returns the first value in a run of the fast tier only, and the second in all others."""
+    return fast if settings.get_current_profile_name() == FAST else thorough
+
+
+def sampled(cases: Sequence[T], kept: int) -> list[T]:
+    """Returns all cases, but in the fast tier only `kept` of them, evenly spread, with the first."""
+    kept = by_tier(min(kept, len(cases)), len(cases))
+    return [cases[n * len(cases) // kept] for n in range(kept)]
 
 
 def leave_layouts_to_the_slow_tier(items: list[pytest.Item]) -> None:
@@ -64,10 +80,12 @@ def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
         if _uses_database(item) and not item.get_closest_marker("slow"):
             matrices[item.nodeid.partition("[")[0]].append(item)
     for tests in matrices.values():
-        marks = [mark.args[0] for mark in tests[0].iter_markers("parametrize")]
-        if len(tests) < MATRIX_MIN or len(marks) < 2:
+        given = [_names(mark.args[0]) for mark in tests[0].iter_markers("parametrize")]
+        named = {name for names in given for name in names}
+        firsts = [names[0] for names in given]
+        firsts += [name for name in _parameters(tests[0]) if name not in named]  # those of fixtures
+        if len(tests) < MATRIX_MIN or len(firsts) < 2:
             continue
-        firsts = [(mark if isinstance(mark, str) else ",".join(mark)).split(",")[0].strip() for mark in marks]
         # each combination has the same objects
         sides = [list(dict.fromkeys(id(test.callspec.params[name]) for test in tests)) for name in firsts]
         lengths = [len(side) for side in sides]
@@ -76,6 +94,14 @@ def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
             at = [sides[n].index(id(test.callspec.params[name])) for n, name in enumerate(firsts)]
             if at != [at[longest] % length for length in lengths]:
                 test.add_marker(pytest.mark.slow)
+
+
+def _names(names: str | Sequence[str]) -> list[str]:
+    return [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
+
+
+def _parameters(item: Any) -> list[str]:
+    return [*item.callspec.params] if hasattr(item, "callspec") else []
 
 
 def leave_cases_to_the_slow_tier(items: list[pytest.Item]) -> None:

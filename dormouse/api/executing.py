@@ -206,7 +206,11 @@ class _Bound:
         if expression is None:
             return ALL
         found = plain_where(self._schema, target.alias, expression)
-        return Sql(expression.called({target.alias.lower(): T})) if found is None else found
+        # a table that merges rows of equal key records no deletion by values: an edit reads the merged rows
+        is_merging = self._table.properties.aggregate is not None
+        if found is None or (is_merging and not set(self._schema.key_names).issuperset(found)):
+            return Sql(expression.called({target.alias.lower(): T}))
+        return found
 
     def _check_conflict(self, statement: Insert) -> None:
         """Raises `InvalidInput` if the conflicts of a statement are not those of the table's keys."""

@@ -128,7 +128,7 @@ class Table(TableReads):
 
         If the data lacks columns of the table, existing rows keep their values of these. New rows get the
         default or null. Such a load reads the existing rows; if others change them meanwhile, it is computed
-        again, and may raise `EditConflict`.
+        again, and may raise `EditConflict`. Spark refuses such data: use `dormouse.spark.merge`.
 
         `deletes` names a boolean column of the data that the table lacks. A row with true deletes its key; of
         it only the row keys and `newest_by` are used. The newest row is the one with the largest `newest_by`.
@@ -136,7 +136,7 @@ class Table(TableReads):
         errors of `ingest`, and `InvalidInput` on a table that keeps every row.
         """
         check_upsert(self.name, self.properties)
-        data, is_partial = self._tables.partial(self.context, data, engine)
+        data, is_partial = self._tables.partial(self.context, data, engine, _columns_on_spark)
         if not is_partial:
             how: dict[str, Any] = {"ingest_id": ingest_id, "engine": engine, "progress": progress}
             return self._load(data, evolve, deletes=deletes, **how)

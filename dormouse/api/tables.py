@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dormouse.errors import (
     InstanceError,
     InvalidData,
+    InvalidInput,
     InvalidProperties,
     InvalidQuery,
     InvalidSchema,
@@ -183,19 +184,28 @@ class Tables:
             self.remembered.clear()
         self.remembered[name] = context
 
-    def partial(self, context: TableContext, data: Any, engine: str) -> tuple[Any, bool]:
+    def partial(
+        self,
+        context: TableContext,
+        data: Any,
+        engine: str,
+        on_spark: Callable[[Any], dict[str, DataType] | None],
+    ) -> tuple[Any, bool]:
         """Returns the data to load, and whether it lacks value columns of the table.
 
-        Reading its columns may begin a stream.
+        Reading its columns may begin a stream. Raises `InvalidInput` for such data that Spark would load.
         """
-        from dormouse.sources import infer
         from dormouse.writing.ingest import is_dataframe
 
-        if engine == "spark" or is_dataframe(data):
-            return data, False
-        data, columns = infer.columns_of(data)
-        schema = self.followed(context).schema
-        return data, bool(columns) and not {field.name for field in schema.values} <= columns.keys()
+        data, columns = columns_of(data, engine, on_spark)
+        values = self.followed(context).schema.values if columns else ()
+        missing = [field.name for field in values if field.name not in columns]
+        if missing and (engine == "spark" or is_dataframe(data)):
+            raise InvalidInput(
+                f"upsert into table {context.table.name!r}: the data for Spark lacks column {missing[0]!r}, "
+                "and existing rows would lose their values; use dormouse.spark.merge, or add the column"
+            )
+        return data, bool(missing)
 
     @contextmanager
     def numbered(self, context: TableContext, data: Any) -> Iterator[tuple[TableContext, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from dormouse.model.edits import When as Clause
     from dormouse.payloads.store import PayloadStore
     from dormouse.postgres.connection import Supplier
+    from dormouse.reading.sql.named import Named
     from dormouse.reading.where import DeleteWhere
+    from dormouse.state.context import TableContext
     from dormouse.writing.edits import Change
 
 _of_thread = threading.local()
@@ -53,6 +56,8 @@ class Transaction:
         self._is_over = False
         self._is_repeated: bool | None = None
         self._is_used = False
+        self._changed: set[int] = set()
+        """The ids of the tables that have changes."""
         self._applied: bool | None = None
 
     @property
@@ -145,11 +150,15 @@ class Transaction:
         *,
         progress: Progress = no_progress,
     ) -> None:
-        """Merges the rows of a source into a table, as `Table.merge_into` does. Raises its errors."""
+        """Merges the rows of a source into a table, as `Table.merge_into` does. Raises its errors.
+
+        Raises `InvalidInput` if the source is a query over a table that this transaction has changed.
+        """
         from dormouse.writing.merging import Merge
 
         def merge(of: Tables) -> Merge:
-            made = Merge(of.sessions(), source, on, when, tables=of.named(), progress=progress)
+            named = _without(of.named(), frozenset(self._changed))
+            made = Merge(of.sessions(), source, on, when, tables=named, progress=progress)
             self._closing.callback(made.close)
             return made
 
@@ -161,7 +170,9 @@ class Transaction:
 
         self._check_usable()
         known = self._find(table)
-        data, is_partial = self._tables.partial(known.context, data, "local") if upserts else (data, False)
+        is_partial = False
+        if upserts:  # a DataFrame of Spark is refused later
+            data, is_partial = self._tables.partial(known.context, data, "local", lambda _: {})
 
         def load(of: Tables) -> Change:
             if not is_partial:
@@ -181,6 +192,7 @@ class Transaction:
         if self._is_repeated:
             return
         made = change(self._tables)
+        self._changed.add(context.table.table_id)
         if known is not None and made.reads_its_keys:
             with suppress(TableNotFound):  # another table has the name now
                 self._edit.add(context.newest_known, made, name)
@@ -200,3 +212,19 @@ class Transaction:
                 f"transaction {self.transaction_id!r} is of another thread; give each thread its own"
             )
         self._is_used = True
+
+
+def _without(tables: Named, changed: frozenset[int]) -> Named:
+    """Returns the tables of a query, which raises `InvalidInput` if it names one of the changed tables."""
+
+    def like(names: Iterable[str]) -> Mapping[str, TableContext]:
+        found = tables.like(names)
+        for name, context in found.items():
+            if context.table.table_id in changed:
+                raise InvalidInput(
+                    f"table {name!r}: the source of a merge reads it as it was before the transaction, which "
+                    "has changed it; give the merge before this change, or use two transactions"
+                )
+        return found
+
+    return replace(tables, like=like)

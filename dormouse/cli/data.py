@@ -128,7 +128,7 @@ def sql(
 
 
 def _write(session: Session, text: str, parameters: Any, edit_id: str | None, *, dry_run: bool) -> None:
-    with session.open(read_only=dry_run) as instance:
+    with session.open(read_only=dry_run) as instance, progress("run the statement", unit="rows"):
         report = instance.execute(text, parameters, edit_id=edit_id, dry_run=dry_run)
     session.show(report, executed_said(report))
 
@@ -210,7 +210,8 @@ def delete(
         of = instance.table(table)
         condition, what = rows_to_edit(of, table, where, where_sql)
         ask(dry_run or yes, f"delete {what}", done="deleted")
-        report = of.delete(condition, dry_run=dry_run)
+        with progress(f"delete rows of {table}", unit="rows"):
+            report = of.delete(condition, dry_run=dry_run)
     rows = plural(report.rows or 0, "row")
     how = rows if report.deletion_id is None else f"deletion {report.deletion_id}"
     would = f"would delete {rows} of table {table}"

@@ -108,7 +108,10 @@ def _values(of: Table, texts: list[str], expressions: list[str]) -> dict[str, An
     schema = of.schema
     for name, text in map(_divided, texts):
         _check_new(found, name)
-        found[name] = value_of_text(schema.field(name), text) if name in schema else text
+        kind = schema.field(name).type if name in schema else None
+        if kind is not None and kind.is_nested:
+            raise InvalidInput(f"column {name!r} is {kind}: give its value as SQL, by --set-sql {name}=…")
+        found[name] = text if kind is None else value_of_text(schema.field(name), text)
     for name, text in map(_divided, expressions):
         _check_new(found, name)
         found[name] = Sql(text)

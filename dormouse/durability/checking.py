@@ -293,6 +293,18 @@ class _TableObjects:
         progress(self._done.files, None)
         self._confirm()
         self._note_digests()
+        if deep:
+            self._check_listed_rows()
+
+    def _check_listed_rows(self) -> None:
+        """Compares the rows that deletions list with their digests. Those that are lost were found before."""
+        from dormouse.reading.row_sets import is_named
+
+        for name in self._checks.listed():
+            for content in self._inlined.read([name]).values():
+                if not is_named(content, name):
+                    detail = "the rows that a deletion lists differ from those that were deleted"
+                    self._done.problems.append(Problem("object_digest", self._table.name, None, name, detail))
 
     def _listed(self) -> Iterator[tuple[str, int]]:
         return chain.from_iterable(map(self._objects.list, self._table.object_prefixes))

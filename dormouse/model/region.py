@@ -427,8 +427,8 @@ def united(parts: Sequence[KeyRanges]) -> KeyRanges:
     A key stays bounded only if every part that is not empty names it.
     """
     some = [part for part in parts if not part.is_empty]
-    if not some:
-        return parts[0] if parts else KeyRanges()
+    if len(some) < 2:  # the usual case, whose ranges may be many
+        return some[0] if some else parts[0] if parts else KeyRanges()
     names = set.intersection(*map(set, some))
     return KeyRanges({name: [item for part in some for item in part[name]] for name in names})
 

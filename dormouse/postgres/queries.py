@@ -10,7 +10,8 @@ brace and percent sign is SQL and stays as it is written, so that a query can be
 `execute_each` sends several statements, each its own transaction, before it waits for the first answer. It
 uses libpq's pipeline mode with a Sync after each statement, so a failure or conflict of one does not affect
 the rest. The client prepares the next statement while the server runs one, and waits for one round trip in
-all.
+all. `execute_together` sends the statements of one transaction with a single Sync, so that the server answers
+all of them at once, and skips those after an error.
 """
 
 from __future__ import annotations
@@ -361,15 +362,22 @@ def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[A
     are unknown then.
     """
     made: list[Call] = []
-    found = _answers(conn, calls, made)
+    found = _answers(conn, ([call] for call in _noted(calls, made)))
     # psycopg drops all prepared statements of a connection after a rollback or a DROP of its own
     lost = [n for n, answer in enumerate(found) if isinstance(answer, errors.InvalidSqlStatementName)]
-    for n, answer in zip(lost, _answers(conn, [made[n] for n in lost], []) if lost else (), strict=True):
+    for n, answer in zip(lost, _answers(conn, [[made[n]] for n in lost]) if lost else (), strict=True):
         found[n] = answer
     return found
 
 
-_BEGIN, _COMMIT = Statement(sql.SQL("begin")), Statement(sql.SQL("commit"))
+def _noted(calls: Iterable[Call], made: list[Call]) -> Iterator[Call]:
+    """Yields calls, and appends each to `made`, because `calls` may be an iterator."""
+    for call in calls:
+        made.append(call)
+        yield call
+
+
+_BEGIN, _COMMIT, _ROLLBACK = (Statement(sql.SQL(text)) for text in ("begin", "commit", "rollback"))
 
 
 def execute_together(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> psycopg.Error | None:
@@ -380,22 +388,22 @@ def execute_together(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> ps
     """
     calls = [(_BEGIN, {}), *calls, (_COMMIT, {})]
     for _ in range(2):
-        found = _answers(conn, calls, [])
-        error = next((answer for answer in found if isinstance(answer, psycopg.Error)), None)
-        if not isinstance(error, errors.InvalidSqlStatementName):  # see execute_each
+        [answer] = _answers(conn, [calls])
+        if conn.pgconn.transaction_status != TransactionStatus.IDLE:
+            _answers(conn, [[(_ROLLBACK, {})]])  # not by psycopg, which would drop all prepared statements
+        if not isinstance(answer, errors.InvalidSqlStatementName):  # see execute_each
             break
-    return error
+    return answer if isinstance(answer, psycopg.Error) else None
 
 
-def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Call]) -> list[Answer]:
-    """Returns the answers to `calls`, and appends each call to `made`, because `calls` may be an iterator."""
+def _answers(conn: psycopg.Connection[Any], groups: Iterable[Iterable[Call]]) -> list[Answer]:
+    """Returns the answer to each group of calls: its first error, or the rows of its last call."""
     try:
         conn.pgconn.enter_pipeline_mode()
         pipeline = _Pipeline(conn)
-        for statement, values in calls:
-            made.append((statement, values))
+        for calls in groups:
             pipeline.exchange()
-            pipeline.send(statement, values)
+            pipeline.send(calls)
         pipeline.exchange(wait_for=pipeline.sent)
         conn.pgconn.exit_pipeline_mode()
     except BaseException:
@@ -405,31 +413,34 @@ def _answers(conn: psycopg.Connection[Any], calls: Iterable[Call], made: list[Ca
 
 
 class _Pipeline:
-    """The state of a pipeline: the statements sent and the answers received."""
+    """The state of a pipeline: the groups of statements sent, and the answers received."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
         self._pgconn = conn.pgconn
         self._adapters = Transformer(conn)
         self._prepared = _prepared.setdefault(conn, _Prepared())
-        self._prepared_at: dict[int, Key] = {}
-        """The statements that the server is preparing, by the number of the call that needs them."""
-        self._keys: list[Key] = []
+        self._preparing: list[Key] = []
+        """The statements that the server is preparing, in order."""
+        self._keys: list[list[Key]] = []
+        """The statements of each group."""
         self._answer: Answer = []
         self.sent = 0
         self.found: list[Answer] = []
 
-    def send(self, statement: Statement, values: Mapping[str, Any]) -> None:
-        given = statement.given(values)
-        buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
-        types, formats = self._adapters.types or (), self._adapters.formats
-        text = statement.text(self._conn)
-        # with a pooler between, the next statement may run in another session; and a transaction must end
-        if self._conn.prepare_threshold is None or statement in (_BEGIN, _COMMIT):
-            self._pgconn.send_query_params(text, buffers, types, formats)
-        else:
-            self._pgconn.send_query_prepared(self._name((text, types)), buffers, formats)
-        self._keys.append((text, types))
+    def send(self, calls: Iterable[Call]) -> None:
+        keys: list[Key] = []
+        self._keys.append(keys)
+        for statement, values in calls:
+            given = statement.given(values)
+            buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
+            key, formats = (statement.text(self._conn), self._adapters.types or ()), self._adapters.formats
+            keys.append(key)
+            # with a pooler between, the next statement may run in another session
+            if self._conn.prepare_threshold is None:
+                self._pgconn.send_query_params(key[0], buffers, key[1], formats)
+            else:
+                self._pgconn.send_query_prepared(self._name(key), buffers, formats)
         self._pgconn.pipeline_sync()
         self.sent += 1
 
@@ -454,7 +465,7 @@ class _Pipeline:
             if result.status == ExecStatus.PIPELINE_SYNC:
                 self._answered()
             elif result.status == ExecStatus.COMMAND_OK and not result.command_status:
-                self._prepared_at.pop(len(self.found), None)  # prepared, and stays prepared whatever follows
+                self._preparing.pop(0)  # prepared, and stays prepared whatever follows
             elif result.status == ExecStatus.TUPLES_OK:
                 self._adapters.set_pgresult(result)
                 self._answer = self._adapters.load_rows(0, result.ntuples, tuple)
@@ -462,10 +473,12 @@ class _Pipeline:
                 self._answer = errors.error_from_result(result)
 
     def _answered(self) -> None:
-        number = len(self.found)
-        failed = self._prepared_at.pop(number, None) is not None and isinstance(self._answer, psycopg.Error)
-        if failed or isinstance(self._answer, errors.InvalidSqlStatementName):
-            self._prepared.names.pop(self._keys[number], None)  # it was not prepared
+        if isinstance(self._answer, psycopg.Error):
+            is_lost = isinstance(self._answer, errors.InvalidSqlStatementName)
+            for key in self._keys[len(self.found)]:
+                if is_lost or key in self._preparing:  # it was not prepared
+                    self._prepared.names.pop(key, None)
+            self._preparing = [key for key in self._preparing if key in self._prepared.names]
         self.found.append(self._answer)
         self._answer = []
 
@@ -476,6 +489,6 @@ class _Pipeline:
             name, oldest = self._prepared.add(key)
             if oldest is not None:
                 self._pgconn.send_query_params(b"deallocate " + oldest, None)
-            self._prepared_at[self.sent] = key
+            self._preparing.append(key)
             self._pgconn.send_prepare(name, *key)
         return names[key]

@@ -25,6 +25,8 @@ SLICES_MAX = 64
 """The most slices of a batch between the rows that are left out. A filter copies more slices faster."""
 SLICE_ROWS_MIN = 4_096
 """The fewest rows, on average, of slices of a batch that are returned without a copy."""
+KEY_BYTES_MAX = 64 * 1024 * 1024
+"""The most bytes of keys that are collected to find the rows of one file."""
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -191,10 +193,12 @@ def matched(
 ) -> GoneRows | None:
     """Returns the rows whose last column is true, or None if they are more than `rows_max`.
 
+    Returns None as well if their keys have more than `KEY_BYTES_MAX` bytes.
+
     The other columns are the keys, which `schema` has. The batches have consecutive rows of a sorted file,
     from the row `first_row` on. No row before or after them has one of their keys.
     """
-    row, count = first_row, 0
+    row, count, byte_count = first_row, 0, 0
     numbers: list[Numbers] = [np.array([], np.int64)]
     is_gone: list[Any] = [np.array([], bool)]
     keys = [pa.RecordBatch.from_pylist([], schema)]
@@ -202,7 +206,7 @@ def matched(
         flags = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
         at = np.flatnonzero(flags)
         count += len(at)
-        if count > rows_max:
+        if count > rows_max or byte_count > KEY_BYTES_MAX:
             return None
         # the rows beside a matched one show whether its key has other rows
         near = np.unique(np.concatenate([at - 1, at, at + 1, [0, batch.num_rows - 1]]))
@@ -210,6 +214,7 @@ def matched(
         numbers.append(near + row)
         is_gone.append(flags[near])
         keys.append(exact(batch.select(range(batch.num_columns - 1)).take(pa.array(near)), schema))
+        byte_count += keys[-1].nbytes
         row += batch.num_rows
     rows, gone, known = np.concatenate(numbers), np.concatenate(is_gone), pa.concat_batches(keys)
     equal = (pc.equal(one.slice(1), one.slice(0, max(0, len(one) - 1))) for one in known.columns)

@@ -5,7 +5,7 @@ Files never change, so neither do these rows. Readers leave them out by their nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,14 +13,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from datafusion import DataFrame
 
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import column, key_order
+from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
 from dormouse.model.region import KeyRanges
-from dormouse.model.table import REPLACED_ROWS_MAX
+from dormouse.model.table import REPLACED_ROWS_MAX, newest_first
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.checked_files import named_failures
 from dormouse.reading.file_cache import KEPT
@@ -36,18 +38,33 @@ KEYS = (INT, LONG, TIMESTAMP, DATE, STRING, BYTES)
 _THREADS_MAX = 4
 
 
+class Replaced(NamedTuple):
+    """The rows of a large file whose keys are in small files.
+
+    `are_older` is true if their ages were compared, and each is older than all rows of its key in the small
+    files.
+    """
+
+    rows: GoneRows
+    are_older: bool
+
+
 class _Known(NamedTuple):
     """The replaced rows of a file; None if they are too many."""
 
-    rows: GoneRows | None
+    found: Replaced | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A large file of a keyed table, and the small files whose rows replace rows of it."""
+    """A large file of a keyed table, and the small files whose rows replace rows of it.
+
+    With `compares`, the ages of the rows are compared.
+    """
 
     large: Scan
     small: tuple[Scan, ...]
+    compares: bool
 
     @property
     def sources(self) -> frozenset[Any]:
@@ -55,9 +72,12 @@ class _Place:
         return frozenset((scan.filename, scan.slices) for scan in self.small)
 
 
-def replaced_rows(finder: Finder, large: Sequence[Scan], small: Sequence[Scan]) -> dict[str, GoneRows]:
+def replaced_rows(
+    finder: Finder, large: Sequence[Scan], small: Sequence[Scan], undecided: Collection[str]
+) -> dict[str, Replaced]:
     """Returns for large files the rows whose keys are in the small files, by filename.
 
+    Compares the ages of the rows of the files that `undecided` names.
     Leaves out a file if the rows are too many, if not all keys of the small files count, or if the query
     wants few rows of the file and the rows are not cached.
     """
@@ -69,7 +89,10 @@ def replaced_rows(finder: Finder, large: Sequence[Scan], small: Sequence[Scan]) 
         key.type in KEYS for key in context.schema.row_keys
     ):
         return {}
-    places = [_Place(scan, tuple(one for one in small if _meet(scan, one))) for scan in large]
+    places = [
+        _Place(scan, tuple(one for one in small if _meet(scan, one)), scan.filename in undecided)
+        for scan in large
+    ]
     unknown = [one for one in places if _known(finder, one) is None and _is_useful(finder, one)]
     if unknown:
         finder.interruption.check()
@@ -77,7 +100,7 @@ def replaced_rows(finder: Finder, large: Sequence[Scan], small: Sequence[Scan]) 
             list(threads.map(partial(_find, finder), unknown[:FILES_MAX]))
         finder.interruption.check()
     known = ((one.large.filename, _known(finder, one)) for one in places)
-    return {name: one.rows for name, one in known if one is not None and one.rows is not None}
+    return {name: one.found for name, one in known if one is not None and one.found is not None}
 
 
 def _meet(scan: Scan, other: Scan) -> bool:
@@ -97,7 +120,7 @@ def _known(finder: Finder, place: _Place, sources: frozenset[Any] | None = None)
 
 
 def _key(finder: Finder, place: _Place, sources: frozenset[Any]) -> tuple[Any, ...]:
-    return "replaced", finder.key_of(place.large), sources
+    return "replaced", finder.key_of(place.large), sources, place.compares
 
 
 def _find(finder: Finder, place: _Place) -> None:
@@ -109,42 +132,61 @@ def _find(finder: Finder, place: _Place) -> None:
     sources = place.sources
     before = ((one, _known(finder, place, sources - {one})) for one in sources)
     newest, base = next(
-        ((one, known.rows) for one, known in before if known and known.rows is not None), (None, None)
+        ((one, known.found) for one, known in before if known and known.found is not None), (None, None)
     )
     left = [scan for scan in place.small if base is None or (scan.filename, scan.slices) == newest]
     with suppress(DormouseError):
-        found = _rows_of(finder, place.large, left)
+        found = _rows_of(finder, replace(place, small=tuple(left)))
         if found is not None and base is not None:
-            found = base.together(found)
-        known = _Known(None if found is None or len(found) > REPLACED_ROWS_MAX else found)
-        size = 0 if known.rows is None else known.rows.byte_count
+            found = Replaced(base.rows.together(found.rows), base.are_older and found.are_older)
+        known = _Known(None if found is None or len(found.rows) > REPLACED_ROWS_MAX else found)
+        size = 0 if known.found is None else known.found.rows.byte_count
         KEPT.put(_key(finder, place, sources), known, size)
 
 
-def _rows_of(finder: Finder, large: Scan, small: Sequence[Scan]) -> GoneRows | None:
+def _rows_of(finder: Finder, place: _Place) -> Replaced | None:
     """Reads the keys of the files; returns None if the small files have too many rows."""
-    names = finder.context.schema.row_key_names
-    kinds = pa.schema([arrow_schema(finder.context.schema).field(name) for name in names])
-    keys: list[pa.RecordBatch] = []
-    for batch in _keys(finder, small):
-        keys.append(exact(batch, kinds))
-        if sum(one.num_rows for one in keys) > REPLACED_ROWS_MAX:
+    context = finder.context
+    names = context.schema.row_key_names
+    order = newest_first(context.properties) if place.compares else ()
+    whole = arrow_schema(context.stored_schema)
+    kinds = pa.schema([whole.field(name) for name in (*names, *order)])
+    rows: list[pa.RecordBatch] = []
+    for batch in _keys(finder, place.small, order):
+        rows.append(exact(batch, kinds))
+        if sum(one.num_rows for one in rows) > REPLACED_ROWS_MAX:
             return None
-    [wanted] = pa.Table.from_batches(keys, kinds).combine_chunks().to_batches() or [
-        pa.RecordBatch.from_pylist([], kinds)
-    ]
-    return found_in(_keys(finder, [replace(large, slices=(KeyRanges(),))]), wanted, names)
+    # of each key, the oldest row
+    oldest = pa.Table.from_batches(first_of_keys(rows, names), kinds)
+    [wanted] = oldest.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], kinds)]
+    found = found_in(_keys(finder, [replace(place.large, slices=(KeyRanges(),))], order), wanted, names)
+    are_older = place.compares and _are_less(found.keys, found_in([wanted], found.keys, names).keys, order)
+    return Replaced(replace(found, keys=found.keys.select(names)), are_older)
 
 
-def _keys(finder: Finder, scans: Sequence[Scan]) -> Iterable[pa.RecordBatch]:
-    """Returns the row keys in the slices of some files, in key order; of one file, in the file's order."""
+def _are_less(rows: pa.RecordBatch, others: pa.RecordBatch, names: Sequence[str]) -> bool:
+    """Returns whether the values of some columns together are less in each row than in the other one."""
+    less, equal = pa.repeat(pa.scalar(False), len(rows)), pa.repeat(pa.scalar(True), len(rows))
+    for name in names:
+        left, right = rows.column(name), others.column(name)
+        less = pc.or_(less, pc.and_(equal, pc.less(left, right)))
+        equal = pc.and_(equal, pc.equal(left, right))
+    return bool(pc.all(less.fill_null(False), min_count=0).as_py())
+
+
+def _keys(finder: Finder, scans: Sequence[Scan], order: Sequence[str]) -> Iterable[pa.RecordBatch]:
+    """Returns the row keys and the columns `order` of the rows in the slices of some files.
+
+    The rows ascend by all these columns; those of one file are in its order.
+    """
     context = finder.context
     scans = [replace(scan, deletions=()) for scan in scans]
+    names = [*context.schema.row_key_names, *order]
 
     def frame() -> DataFrame:
         rows = stored_rows(key_session(context.objects), context.objects, context.stored_schema, scans)
-        rows = rows.select(*map(column, context.schema.row_key_names))
-        return rows.sort(*key_order(context.schema.row_key_names)) if len(scans) > 1 else rows
+        rows = rows.select(*map(column, names))
+        return rows.sort(*key_order(names)) if len(scans) > 1 else rows
 
     with named_failures(context, scans, Transform.parse(context.schema, context.properties)):
         physical = planned(context, scans, lambda: frame().execution_plan(), finder.interruption)

@@ -27,16 +27,24 @@ from dormouse.model.types import INT, LONG
 from dormouse.reading.checked_files import named_failures
 from dormouse.reading.file_cache import KEPT_BYTES_MAX
 from dormouse.reading.gone_rows import GoneRows, matched
+from dormouse.reading.group_parts import are_narrow
 from dormouse.reading.overlaps import clusters
 from dormouse.reading.page_reads import DELETIONS_MAX, row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
 from dormouse.reading.row_filter import TESTS_MAX, Fails, remains, rendered
-from dormouse.reading.scan_session import DATAFUSION, executed, key_session, planned, stored_rows
+from dormouse.reading.scan_session import (
+    DATAFUSION,
+    LARGE_BATCH_ROWS,
+    executed,
+    key_session,
+    planned,
+    stored_rows,
+)
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion
 from dormouse.state.context import TableContext
 
-ROWS_MAX = 250_000
+ROWS_MAX = 1_000_000
 """The most matched rows of a file that are cached. Deletions that match more rows stay conditions."""
 FILES_MAX = 64
 """The most files that are read for one query to find matched rows."""
@@ -167,7 +175,8 @@ class Finder:
 
         with named_failures(context, [file], Transform.parse(schema, context.properties)):
             physical = planned(context, [file], plan, self.interruption)
-            batches = executed(context, physical, self.interruption)
+            is_narrow = are_narrow([file], context.objects, schema, LARGE_BATCH_ROWS)
+            batches = executed(context, physical, self.interruption, of_large_batches=is_narrow)
             return matched(batches, kinds, first_row, ROWS_MAX, deletions)
 
     def _near(self, scan: Scan, deletions: Sequence[Deletion]) -> tuple[int, KeyRanges]:

@@ -79,7 +79,7 @@ class RowSet:
 
     def _file(self, name: str) -> pa.Table:
         content = self._store.get(name)
-        if content_name("", content).rsplit("/", 2)[1] != name.rsplit("/", 2)[1]:
+        if not is_named(content, name):
             raise ObjectDamaged(f"{name!r} in the database differs from the rows that were deleted")
         found = pq.read_table(BytesIO(content), columns=list(self.columns), use_threads=False)
         return found.select(list(self.columns)).rename_columns([one.name for one in self.fields])
@@ -103,6 +103,11 @@ class FewRows:
 
     fields: tuple[Field, ...]
     rows: tuple[tuple[Any, ...], ...]
+
+
+def is_named(content: bytes, name: str) -> bool:
+    """Returns whether a name has the digest of the content."""
+    return content_name("", content).rsplit("/", 2)[1] == name.rsplit("/", 2)[1]
 
 
 def content_name(object_prefix: str, content: bytes) -> str:

@@ -7,6 +7,7 @@ import atexit
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -63,7 +64,16 @@ from dormouse.reading.checked_files import (
 )
 from dormouse.reading.page_index import read_varint, text
 from dormouse.reading.planner import Reach, Scan, keys_near, ways_of
-from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, is_of, remains, rendered, some
+from dormouse.reading.row_filter import (
+    SIGNS,
+    Engine,
+    in_slices,
+    is_of,
+    remains,
+    rendered,
+    rendered_unless_all,
+    some,
+)
 from dormouse.reading.row_sets import RowSet
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, deletions_of, is_nan
@@ -284,15 +294,13 @@ def stored_rows(
 
     Files in which no key occurs twice are also sorted by the `descending` columns after the key.
     """
-    frames = []
+    # of files with the same slices, whose condition may list many keys and is then rendered once
+    alike: dict[tuple[KeyRanges, ...], list[DataFrame]] = defaultdict(list)
     for way, some_scans in ways_of(scans, attrgetter("schema_version")).items():
         written = schema.as_written(way.kind)
         columns, order = arrow_schema(written), key_order(written.key_names, descending)
-        wanted = (
-            in_slices(schema, way.slices),
-            remains(schema, way.deletions, near=keys_near(schema.row_keys[0], some_scans)),
-        )
-        predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
+        left = remains(schema, way.deletions, near=keys_near(schema.row_keys[0], some_scans))
+        predicate = rendered_unless_all(left, DATAFUSION)
         paths = [(scan.filename, store.local_path(scan.filename)) for scan in some_scans]
         # as a URL, a path has no characters that DataFusion takes for a pattern
         urls = [store.uri(name) for name, path in paths if path is None]
@@ -305,7 +313,12 @@ def stored_rows(
             # files of any version come with the schema's columns
             frame = scan_of(ctx, some_urls, columns, order)
             frame = frame if written is schema else reshaped(frame, written, schema)
-            frames.append(frame.filter(*predicates) if predicates else frame)
+            alike[way.slices].append(frame if predicate is None else frame.filter(predicate))
+    frames = []
+    for slices, some_frames in alike.items():
+        wanted = rendered_unless_all(in_slices(schema, slices), DATAFUSION)
+        frame = union(some_frames)
+        frames.append(frame if wanted is None else frame.filter(wanted))
     return union(frames)
 
 

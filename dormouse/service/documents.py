@@ -150,6 +150,15 @@ class Body(Request):
     model_config = ConfigDict(defer_build=False)
 
 
+class BodyOfVerb(Body):
+    """A body with fields of a verb's request, which have their descriptions already.
+
+    To look for their docstrings, pydantic would read all frames of the stack.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
 class JobDocument(Document):
     """A job. Fields of events that have not happened yet are null."""
 

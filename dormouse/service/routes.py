@@ -424,4 +424,6 @@ def _body(model: type[Asked], without: Iterable[str]) -> type[Asked]:
         for name, field in model.model_fields.items()
         if name not in without
     }
-    return create_model(model.__name__, __base__=documents.Body, __doc__=inspect.getdoc(model), **fields)
+    return create_model(
+        model.__name__, __base__=documents.BodyOfVerb, __doc__=inspect.getdoc(model), **fields
+    )

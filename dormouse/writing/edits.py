@@ -555,7 +555,7 @@ def _check_apart(earlier: _Planned, later: _Planned) -> None:
     if depends:
         raise InvalidInput(
             f"table {later.context.table.name!r}: this change reads or deletes rows that an earlier one of "
-            "the same transaction changed; join the two, or use two transactions"
+            "the same transaction changed; make both by one update or one merge_into, or use two transactions"
         )
 
 

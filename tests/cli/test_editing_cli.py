@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dormouse as dm
-from dormouse.cli import main
+from dormouse.cli import data, main
 from tests.every_door import of_arrow
 from tests.support.api import Instance
 
 Cli = Callable[..., tuple[int, str, str]]
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],
-    values=[dm.Field("v", dm.STRING, nullable=True), dm.Field("n", dm.INT, nullable=True)],
+    values=[
+        dm.Field("v", dm.STRING, nullable=True),
+        dm.Field("n", dm.INT, nullable=True),
+        dm.Field("l", dm.LIST(dm.LONG), nullable=True),
+    ],
 )
 ROWS = [{"k": 1, "v": "a", "n": 1}, {"k": 2, "v": "b", "n": 2}, {"k": 3, "v": None, "n": None}]
 
@@ -98,19 +103,18 @@ def test_a_command_changes_rows(
     assert values(instance) == after
 
 
-@pytest.mark.parametrize(("said", "out", "after"), CHANGES, ids=lambda case: str(case)[:60])
-def test_a_dry_run_counts_and_changes_nothing(
-    cli: Cli, instance: Instance, said: list[str], out: str, after: dict[int, Any]
-) -> None:
-    code, shown, err = cli(*said, "--dry-run", "--json")
-    assert (code, err) == (0, "")
-    report = json.loads(shown)
-    counts = [2, 3] if said[0] == "replace" else list(map(int, re.findall(r"\b(\d+) rows? ", out)))
-    counts = counts or [len(BEFORE) - len(after)]
-    assert sum(report.get(name) or 0 for name in ("rows", "inserted", "updated", "deleted")) == sum(counts)
-    assert not report.get("applied")
-    assert cli(*said, "--dry-run")[1].startswith("would ")
-    assert values(instance) == BEFORE
+def test_a_dry_run_counts_and_changes_nothing(cli: Cli, instance: Instance) -> None:
+    for said, out, after in CHANGES:
+        code, shown, err = cli(*said, "--dry-run", "--json")
+        assert (code, err) == (0, "")
+        report = json.loads(shown)
+        counts = [2, 3] if said[0] == "replace" else list(map(int, re.findall(r"\b(\d+) rows? ", out)))
+        counts = counts or [len(BEFORE) - len(after)]
+        changed = sum(report.get(name) or 0 for name in ("rows", "inserted", "updated", "deleted"))
+        assert changed == sum(counts)
+        assert not report.get("applied")
+        assert cli(*said, "--dry-run")[1].startswith("would ")
+        assert values(instance) == BEFORE
 
 
 @pytest.mark.parametrize(
@@ -127,43 +131,56 @@ def test_a_change_needs_yes_without_a_terminal(cli: Cli, instance: Instance, sai
     assert values(instance) == BEFORE
 
 
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        (["sql", "update t set v = 'x'"], "--write"),
-        (["sql", "--write", "select * from t"], "without --write"),
-        (["sql", "--write", "drop table t"], "not DROP"),
-        (["sql", "--write", "delete from t; delete from t"], "only one statement"),
-        (["sql", "--write", "delete from t", "--limit", "5"], "leave out"),
-        (["sql", "--write", "delete from t", "--as-of", "2026-01-01"], "leave out"),
-        (["sql", "select 1", "--dry-run"], "give --write"),
-        (["sql", "select 1", "--id", "x"], "give --write"),
-        (["update", "t", "--where", "k=1"], "--set"),
-        (["update", "t", "--set", "v=x"], "--where"),
-        (["update", "t", "--where", "k=1", "--where-sql", "true", "--set", "v=x"], "only one of --where and"),
-        (["delete", "t", "--all", "--where-sql", "true"], "only one of --where-sql and --all"),
-        (["update", "t", "--all", "--set", "v"], "column=value"),
-        (["update", "t", "--all", "--set", "v="], "--set-sql column=null"),
-        (["update", "t", "--all", "--set", "v=x", "--set-sql", "v=n"], "set twice"),
-        (["update", "t", "--all", "--set", "m=x", "--yes"], "unknown column 'm'"),
-        (["update", "t", "--all", "--set", "n=x", "--yes"], "'x'"),
-        (["update", "t", "--all", "--set-sql", "n=(select 1)", "--yes"], "subquery"),
-        (["merge-into", "t", "new.json", "--on", "m"], "m"),
-        (["merge-into", "t", "new.json", "--on", "k", "--when", "matched then"], "syntax error"),
-        (
-            ["merge-into", "t", "new.json", "--on", "k", "--when", "matched then delete; drop"],
-            "only one statement",
-        ),
-        (["replace", "t", "new.json", "--yes"], "--where"),
-    ],
-)
-def test_bad_input_is_one_line_and_changes_nothing(
-    cli: Cli, instance: Instance, said: list[str], reason: str
-) -> None:
-    code, out, err = cli(*said)
-    assert (code, out) == (2, "")
-    assert reason in err and err.count("\n") == 1
-    assert values(instance) == BEFORE
+BAD: list[tuple[list[str], str]] = [
+    (["sql", "update t set v = 'x'"], "--write"),
+    (["sql", "--write", "select * from t"], "without --write"),
+    (["sql", "--write", "drop table t"], "not DROP"),
+    (["sql", "--write", "delete from t; delete from t"], "only one statement"),
+    (["sql", "--write", "delete from t", "--limit", "5"], "leave out"),
+    (["sql", "--write", "delete from t", "--as-of", "2026-01-01"], "leave out"),
+    (["sql", "select 1", "--dry-run"], "give --write"),
+    (["sql", "select 1", "--id", "x"], "give --write"),
+    (["update", "t", "--where", "k=1"], "--set"),
+    (["update", "t", "--set", "v=x"], "--where"),
+    (["update", "t", "--where", "k=1", "--where-sql", "true", "--set", "v=x"], "only one of --where and"),
+    (["delete", "t", "--all", "--where-sql", "true"], "only one of --where-sql and --all"),
+    (["update", "t", "--all", "--set", "v"], "column=value"),
+    (["update", "t", "--all", "--set", "v="], "--set-sql column=null"),
+    (["update", "t", "--all", "--set", "v=x", "--set-sql", "v=n"], "set twice"),
+    (["update", "t", "--all", "--set", "m=x", "--yes"], "unknown column 'm'"),
+    (["update", "t", "--all", "--set", "n=x", "--yes"], "'x'"),
+    (["update", "t", "--all", "--set", "l=[1]", "--yes"], "--set-sql l="),
+    (["update", "t", "--all", "--set-sql", "n=(select 1)", "--yes"], "subquery"),
+    (["merge-into", "t", "new.json", "--on", "m"], "m"),
+    (["merge-into", "t", "new.json", "--on", "k", "--when", "matched then"], "syntax error"),
+    (
+        ["merge-into", "t", "new.json", "--on", "k", "--when", "matched then delete; drop"],
+        "only one statement",
+    ),
+    (["replace", "t", "new.json", "--yes"], "--where"),
+]
+
+
+def test_bad_input_is_one_line_and_changes_nothing(cli: Cli, instance: Instance) -> None:
+    for said, reason in BAD:
+        code, out, err = cli(*said)
+        assert (code, out) == (2, ""), said
+        assert reason in err and err.count("\n") == 1, said
+        assert values(instance) == BEFORE, said
+
+
+def test_long_changes_show_progress(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+
+    @contextmanager
+    def progress(what: str, *, unit: str) -> Iterator[None]:
+        shown.append(what)
+        yield
+
+    monkeypatch.setattr(data, "progress", progress)
+    cli("delete", "t", "--where-sql", "n = 1", "--yes")
+    cli("sql", "--write", "update t set n = 1")
+    assert shown == ["delete rows of t", "run the statement"]
 
 
 def test_the_same_id_changes_nothing_again(cli: Cli, instance: Instance) -> None:

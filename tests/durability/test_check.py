@@ -43,6 +43,21 @@ def test_an_intact_instance_has_no_problems(lake: Instance) -> None:
     assert lake.check(deep=True).problems == ()
 
 
+def test_lost_and_damaged_rows_of_deletions_are_found(lake: Instance) -> None:
+    table = lake.table("t")
+    table.delete({"value": '"__rows": {"content": "x"}'})
+    table.delete(dm.sql("hash(key) % 2 = 0"))
+    assert lake.check(deep=True).problems == ()
+    sql(lake, "update deletion_content set content = content || 'x'")
+    [damaged] = lake.check(deep=True).problems
+    sql(lake, "delete from deletion_content")
+    [lost] = lake.check().problems
+    assert (lost.kind, damaged.kind) == ("object_missing", "object_digest")
+    assert lost.filename == damaged.filename
+    assert "/rows." in str(lost.filename)
+    assert [lost] == list(lake.check(deep=True).problems)
+
+
 def test_checking_an_unknown_table_raises(lake: Instance) -> None:
     with pytest.raises(TableNotFound):
         lake.check(table="nothing")

@@ -1,8 +1,8 @@
 """A storm of simultaneous processes, some of them killed, and the rows that each read may return.
 
-The processes ingest, delete, erase, compact, split, merge and collect. All record the beginning and the
-acknowledgement of each change, by one clock. From this follows which rows each read must return, which rows
-it must not return, and which rows no file on the disk may have.
+The processes ingest, edit, delete, erase, compact, split, merge and collect. Editors move rows to other keys.
+All record the beginning and the acknowledgement of each change, by one clock. From this follows which rows
+each read must return, which rows it must not return, and which rows no file on the disk may have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORKER = dedent("""
     from pathlib import Path
     import pyarrow as pa
     import dormouse as dm
-    from dormouse.errors import FileReferenceAssignedToJob, InvalidRange, PartitionError
+    from dormouse.errors import EditConflict, FileReferenceAssignedToJob, InvalidRange, PartitionError
     from tests.storming import hurry
 
     hurry()
@@ -66,6 +66,13 @@ WORKER = dedent("""
             table.delete({"person": person})
         note(change=name, erased=done)
 
+    def edit(table):
+        key, person = rng.randrange(60), rng.randrange(12)
+        of_values = dm.sql(f"k % 5 = {key % 5} and person <> {person}")
+        where = rng.choice([{"person": person}, {"k": key}, of_values])
+        with suppress(EditConflict):
+            table.update(where, {"k": dm.sql("(k + 7) % 60")})
+
     def split(table):
         table.split()
         table.merge()
@@ -75,6 +82,7 @@ WORKER = dedent("""
 
     work = {
         "ingest": ingest,
+        "edit": edit,
         "delete": lambda table: change(table, False),
         "erase": lambda table: change(table, True),
         "split": split,
@@ -85,6 +93,7 @@ WORKER = dedent("""
     waits = {
         "ingest": lambda table: len(table.file_page(limit=150)) == 150,
         "delete": lambda table: len(table.deletions()) > 20,
+        "edit": lambda table: len(table.deletions()) > 20,
         "split": lambda table: len(table.partitions.leaves()) > 30,
     }.get(role.split()[0], lambda table: False)
     with dm.connect(dsn, objects) as instance:
@@ -93,7 +102,7 @@ WORKER = dedent("""
         while not stop.exists():
             if not waits(table):
                 work(table)
-            if waits(table) or role.split()[0] in ("delete", "erase"):
+            if waits(table) or role.split()[0] in ("edit", "delete", "erase"):
                 time.sleep(0.1)
 """)
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG), dm.Field("id", dm.STRING)])
@@ -249,5 +258,5 @@ def test_erased_rows_stay_away_and_all_others_stay_in_a_short_storm(dsn: str, tm
 
 @pytest.mark.slow
 def test_erased_rows_stay_away_and_all_others_stay_in_a_long_storm(dsn: str, tmp_path: Path) -> None:
-    roles = ["ingest 0", "ingest 1", "erase 0", "erase 1", "delete 2", "compact", "split", "collect"]
+    roles = ["ingest 0", "ingest 1", "edit", "erase 0", "erase 1", "delete 2", "compact", "split", "collect"]
     storm(dsn, tmp_path, roles, 40, 3, kills=True)

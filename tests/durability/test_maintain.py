@@ -99,15 +99,14 @@ def test_all_tables_are_maintained_despite_a_failing_one(tmp_path: Path) -> None
         assert last.well_at == last.ended_at
 
 
-def test_compactions_can_be_left_to_another_program(tmp_path: Path) -> None:
-    with dm.local(tmp_path / "lake") as instance:
-        fill(instance, "a", files=5)
-        done = instance.maintain(once=True, compacts=False)
-        assert (done.cycles, done.jobs_run, done.partitions_split, done.failed) == (1, 0, 0, 0)
-        assert instance.table("a").status().files == 5
-        [last] = [one for one in instance.table("a").status().rounds if one.kind == "collection"]
-        assert last.error is None
-        assert instance.maintain(once=True).jobs_run >= 1
+def test_compactions_can_be_left_to_another_program(instance: Instance) -> None:
+    fill(instance, "a", files=5)
+    done = instance.maintain(once=True, compacts=False)
+    assert (done.cycles, done.jobs_run, done.partitions_split, done.failed) == (1, 0, 0, 0)
+    assert instance.table("a").status().files == 5
+    [last] = [one for one in instance.table("a").status().rounds if one.kind == "collection"]
+    assert last.error is None
+    assert instance.maintain(once=True).jobs_run >= 1
 
 
 def test_tables_without_work_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

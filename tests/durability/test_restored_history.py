@@ -160,6 +160,10 @@ def recorded(dsn: str, url: str, copies: list[str], actor: Actor, commits: int) 
             uuids = {table.name: table.context.table.uuid for table in instance.tables()}
         copies.append(f"{name_of(dsn)}_at_{number}")
         with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+            conn.execute(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s",
+                [name_of(dsn)],
+            )
             conn.execute(f"create database {copies[-1]} template {name_of(dsn)}")
         moments.append(Moment(copies[-1], {name: list(keys) for name, keys in actor.rows.items()}, uuids))
     return moments

@@ -108,6 +108,7 @@ def test_clusters_reach_the_buckets_that_their_start_needs(synthesized: All) -> 
         assert ("aws157-instance-data-0-prod-" in reached) is (engine != "emr-serverless"), name
 
 
+@pytest.mark.few(1)  # each is an application of its own
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
 def test_clusters_reach_emr_by_an_endpoint_that_exists_while_the_instance_runs(
     engine: str, tmp_path: Path

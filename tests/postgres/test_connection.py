@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier, Isolation, Supplier, session
 from dormouse.postgres import connection as connection_module
+from tests.databases import OWN_NAME
 
 
 def backend_pid(supplier: Supplier) -> int:
@@ -29,8 +30,9 @@ def open_connections(dsn: str) -> int:
     """Returns the number of other connections to the database."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         query = """select count(*) from pg_stat_activity
-                   where datname = current_database() and pid <> pg_backend_pid()"""
-        (count,) = conn.execute(query).fetchone() or (0,)
+                   where datname = current_database() and pid <> pg_backend_pid()
+                       and application_name <> %s"""
+        (count,) = conn.execute(query, [OWN_NAME]).fetchone() or (0,)
         return int(count)
 
 

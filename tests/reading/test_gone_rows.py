@@ -20,6 +20,7 @@ import dormouse as dm
 from tests.reading.test_compiled_deletions import is_of, listed
 from tests.support.api import Instance, Table
 from tests.support.reading import gone_rows, row_numbers, selects
+from tests.tiers import by_tier
 
 DAY = dt.date(2024, 1, 1)
 KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
@@ -39,7 +40,7 @@ KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     other=st.sets(st.integers(0, 20), max_size=4),
     sizes=st.sampled_from([(64, 4_096), (64, 2), (1, 4_096)]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=by_tier(15, 100), deadline=None)
 def test_rows_are_found_and_left_out_in_batches_of_any_size(
     kind: str,
     keys: list[tuple[int, int]],
@@ -274,6 +275,20 @@ def test_a_file_is_read_once_for_each_deletion(instance: Instance, reads: list[i
     assert reads == [5, 1, 1, 1]
 
 
+@pytest.mark.parametrize("bytes_max", [gone_rows.KEY_BYTES_MAX, 100_000])
+def test_many_rows_are_left_out_by_number_as_long_as_their_keys_fit(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    monkeypatch.setattr(gone_rows, "KEY_BYTES_MAX", bytes_max)
+    row_numbers.KNOWN.clear()
+    table = instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG)]))
+    table.ingest(pa.table({"k": range(300_000), "n": range(300_000)}), engine="local")
+    table.delete(dm.sql("n < 299990 and n % 1000 > 0"))
+    assert len(numbers(instance, table)) == 310
+    [known] = [one.rows for some in row_numbers.KNOWN._files.values() for one in some]
+    assert (known is None) == (bytes_max == 100_000)
+
+
 def test_look_ups_beside_deletions_by_values_read_pages(instance: Instance, reads: list[int]) -> None:
     table = filled(instance)
     for n in range(10):
@@ -359,7 +374,8 @@ def test_deletions_of_widened_columns_are_found_by_their_present_values(instance
     assert rows() == [row for row in at_first if row[0] != 3]
 
 
-@pytest.mark.parametrize("each", [1, 7_000])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("each", [7_000, 1])
 def test_row_groups_that_share_a_key_are_read_together(
     instance: Instance, reads: list[int], tmp_path: Path, each: int
 ) -> None:

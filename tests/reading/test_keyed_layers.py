@@ -318,6 +318,29 @@ def test_sql_leaves_replaced_rows_out_by_number(instance: Instance) -> None:
     assert "unnest('[0,3,7,8,5000,10000," in _select(table)
 
 
+def test_sql_compares_no_more_rows_of_large_files_after_an_edit(instance: Instance) -> None:
+    """An edit's rows come right after those that they replace, so a later load of other keys is newer."""
+    rows = _values_of(40_000)
+    table = _numbered(instance, 20_000, [])
+    table.upsert(pa.table({"k": range(20_000, 40_000), "v": rows[20_000:]}), engine="local")
+    for v, keys in ((1, [3, 21_000]), (2, [3, 4, 39_999])):
+        table.update({"k": keys}, {"v": v})
+        rows = [v if k in keys else before for k, before in enumerate(rows)]
+        assert len(_layers(table).undecided) == 2
+        assert _values(table, instance) == rows
+        assert "SEMI JOIN" not in _select(table)
+
+
+def test_sql_compares_large_files_with_rows_that_are_older_than_some(instance: Instance) -> None:
+    rows = _values_of(9_000)
+    table = _numbered(instance, 9_000, [], newest_by="v")
+    for given in ({3: 1, 4: -200_000, 5: 2}, {3: 7, 6: 8}):
+        table.upsert(pa.table({"k": [*given], "v": [*given.values()]}), engine="local")
+        rows = [max(given.get(k, before), before) for k, before in enumerate(rows)]
+        assert _values(table, instance) == rows
+        assert "SEMI JOIN" in _select(table)
+
+
 def test_a_large_file_with_marks_of_deletion_is_read_with_a_condition(instance: Instance) -> None:
     rows = _values_of(9_000)
     table = instance.create_table("t", OF_K_AND_NUMBERS, properties=dm.TableProperties(keep="newest_row"))

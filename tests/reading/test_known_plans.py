@@ -17,9 +17,10 @@ from dormouse.state.files.inlined import InlinedContent
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges, plan_query, question
 from tests.support.state import LAYOUTS, FileReferenceStore
+from tests.tiers import by_tier
 
 KEYS = 24
-STEPS = 40
+STEPS = by_tier(20, 40)
 SCHEMA = dm.Schema(
     [dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)], values=[dm.Field("value", dm.LONG)]
 )

@@ -133,16 +133,22 @@ def test_the_api_describes_the_path(url: str) -> None:
     assert {"200", "400", "401", "403", "409", "429", "504"} <= described["responses"].keys()
 
 
-def test_statements_are_parsed_in_a_worker(instance: Instance) -> None:
-    with serving(instance, job_threads=0, sql_workers=1) as url, connect(url) as client:
+@pytest.fixture(scope="module")
+def of_one_worker(instance: Instance) -> Iterator[str]:
+    with serving(instance, job_threads=0, sql_workers=1) as url:
+        yield url
+
+
+def test_statements_are_parsed_in_a_worker(of_one_worker: str) -> None:
+    with connect(of_one_worker) as client:
         assert client.execute("insert into t values (?, ?)", [60, "it's; --"], dry_run=True).inserted == 1
         with pytest.raises(dm.errors.InvalidQuery, match="not COPY"):
             client.execute("copy t to '/tmp/x'")
 
 
-def test_statements_run_in_the_only_worker(instance: Instance) -> None:
+def test_statements_run_in_the_only_worker(instance: Instance, of_one_worker: str) -> None:
     """A statement reads a source and the table, one after the other: no part of it waits for another."""
-    with serving(instance, job_threads=0, sql_workers=1) as url, connect(url) as client:
+    with connect(of_one_worker) as client:
         before = rows(instance)
         client.execute("insert into t select k + 70, v from t where k = 1")
         assert client.execute("update t set v = v || '!' where k > 70 or v is null").updated == 1

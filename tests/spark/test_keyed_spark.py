@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import Mock
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from keyed_tables import MARKS, data, delete_keys, keyed, seen, upsert
 from pyspark.sql import SparkSession
 
-from dormouse.errors import InvalidData, JobFailed
+from dormouse.errors import InvalidData, InvalidInput, JobFailed
 from dormouse.spark import frames, ingest
 from tests.support.api import Instance
 
@@ -31,6 +32,20 @@ def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(
     assert seen(table, instance) == expected
     with pytest.raises(InvalidData, match=f"column '{MARKS}' is not in the schema"):
         table.upsert(frame)
+
+
+@pytest.mark.slow
+def test_an_upsert_that_would_lose_values_names_the_merge(
+    spark: SparkSession, instance: Instance, tmp_path: Path
+) -> None:
+    table = keyed(instance)
+    upsert(table, (1, 1))
+    pq.write_table(pa.table({"k": [1], "v": [2]}), tmp_path / "part.parquet")
+    url = (tmp_path / "part.parquet").as_uri()
+    for given in (spark.createDataFrame([(1, 2)], "k long, v long"), url, url.removeprefix("file://")):
+        with pytest.raises(InvalidInput, match=r"lacks column 's', .* use dormouse\.spark\.merge"):
+            table.upsert(given, engine="spark")
+    assert seen(table, instance) == {1: 1}
 
 
 @pytest.mark.slow

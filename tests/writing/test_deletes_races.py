@@ -1,4 +1,4 @@
-"""Deletions at the same time as ingests and compactions, and deletions by a process that is killed."""
+"""Deletions at the same time as ingests, edits and compactions, and deletions by a process that is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.state import LAYOUTS, KeyBounds, NewDeletion
 from tests.support.writing import open_source, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])
-KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
+KEYS, INGESTS, DELETES, JOBS, EDITS = 4, 12, 8, 6, 6
 
 
 class Storm:
@@ -52,6 +52,12 @@ class Storm:
             began = next(self.ticks)
             self.table.delete({"k": key})
             self.deleted.append((key, began, next(self.ticks)))
+
+    def edit(self) -> None:
+        """Writes rows again with the values that they have."""
+        for step in range(EDITS):
+            where = {"k": step % KEYS} if step % 2 else dm.sql(f"number % 3 = {step % 3}")
+            self.table.update(where, {"number": dm.sql("number + 0")}, attempts_max=1_000)
 
     def compact(self) -> None:
         for _ in range(JOBS):
@@ -87,10 +93,12 @@ class Storm:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_deleted_amid_ingests_and_compactions_never_returns(instance: Instance, layout: str) -> None:
+def test_a_row_deleted_amid_ingests_edits_and_compactions_never_returns(
+    instance: Instance, layout: str
+) -> None:
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
     storm = Storm(instance.create_table("t", SCHEMA, layout=layout, properties=properties))
-    work: list[Callable[[], object]] = [storm.compact, storm.compact]
+    work: list[Callable[[], object]] = [storm.compact, storm.compact, storm.edit]
     work += [lambda n=n: storm.ingest(n) for n in range(2)]  # type: ignore[misc]
     work += [lambda n=n: storm.delete(n) for n in range(2)]  # type: ignore[misc]
     with ThreadPoolExecutor(len(work) + 1) as threads:

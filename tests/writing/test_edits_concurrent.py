@@ -39,6 +39,7 @@ from tests.small_tables import clock
 from tests.stored import at_once
 from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
+from tests.tiers import by_tier
 
 CLOCK = dm.Schema(
     [dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG), dm.Field("who", dm.STRING, nullable=True)]
@@ -263,7 +264,7 @@ def test_edits_of_ranges_that_overlap_have_an_order_without_a_clock(instance: In
 
     def work(thread: int) -> None:
         dice = Random(thread)
-        for number in range(6):
+        for number in range(by_tier(3, 6)):
             name, low = f"{thread}-{number}", dice.randrange(ROWS)
             high = min(ROWS, low + dice.choice([1, 1, 3, 6]))
             tables = dice.sample([KEYED, EVERY], dice.choice([1, 2]))

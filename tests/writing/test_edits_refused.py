@@ -62,9 +62,12 @@ def tables(instance: Instance) -> Tables:
 
 
 @contextmanager
-def refused(tables: Tables, kind: type[Exception], *words: str) -> Iterator[None]:
-    """Checks that the block raises an error of one line with these words, and changes nothing."""
-    before = tables.state()
+def refused(tables: Tables, kind: type[Exception], *words: str, before: Any = None) -> Iterator[None]:
+    """Checks that the block raises an error of one line with these words, and changes nothing.
+
+    `before` is the state of the tables, if it is known.
+    """
+    before = before or tables.state()
     with pytest.raises(kind) as caught:
         yield
     message = str(caught.value)
@@ -323,25 +326,19 @@ STATEMENTS: dict[str, tuple[str, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", UPDATES)
-def test_a_bad_update_is_one_clear_line(tables: Tables, case: str) -> None:
-    work, kind, word = UPDATES[case]
-    with refused(tables, kind, word):
-        work(tables)
+@pytest.mark.parametrize("cases", [UPDATES, MERGES], ids=["updates", "merges"])
+def test_a_bad_edit_is_one_clear_line(tables: Tables, cases: dict[str, Case]) -> None:
+    before = tables.state()
+    for work, kind, word in cases.values():
+        with refused(tables, kind, word, before=before):
+            work(tables)
 
 
-@pytest.mark.parametrize("case", MERGES)
-def test_a_bad_merge_is_one_clear_line(tables: Tables, case: str) -> None:
-    work, kind, word = MERGES[case]
-    with refused(tables, kind, word):
-        work(tables)
-
-
-@pytest.mark.parametrize("case", STATEMENTS)
-def test_a_bad_statement_is_one_clear_line(tables: Tables, case: str) -> None:
-    statement, kind, word = STATEMENTS[case]
-    with refused(tables, kind, word):
-        tables.instance.execute(statement)
+def test_a_bad_statement_is_one_clear_line(tables: Tables) -> None:
+    before = tables.state()
+    for statement, kind, word in STATEMENTS.values():
+        with refused(tables, kind, word, before=before):
+            tables.instance.execute(statement)
 
 
 def test_bad_replacements_and_partial_upserts_are_one_clear_line(tables: Tables) -> None:
@@ -388,6 +385,23 @@ def test_a_transaction_cannot_be_used_after_an_error_has_left_it(tables: Tables)
     assert tables.state() == before
     with refused(tables, DormouseError, "transaction"):
         transaction.ingest("every", data([(5, 5, None)]))
+
+
+def test_the_source_of_a_merge_cannot_be_a_table_that_its_transaction_has_changed(tables: Tables) -> None:
+    source, when = dm.sql("select k, v + 1 as v, s from EVERY where k = 1"), [dm.WhenMatched(update="*")]
+    with (
+        refused(tables, InvalidInput, "table 'every': the source of a merge"),
+        tables.instance.transaction() as transaction,
+    ):
+        transaction.update("every", {"k": 2}, {"v": 9})
+        transaction.merge_into("keyed", source, ["k"], when)
+    with tables.instance.transaction() as transaction:
+        transaction.merge_into("keyed", source, ["k"], when)
+        transaction.update("every", {"k": 2}, {"v": 9})
+        # the merge is computed again, after the change
+        tables.instance.table("keyed").upsert(data([(1, 50, None)]))
+    assert transaction.attempts == 2
+    assert transaction.applied
 
 
 def test_a_transaction_cannot_be_used_by_two_threads(tables: Tables) -> None:

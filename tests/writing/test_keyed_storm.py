@@ -1,8 +1,8 @@
 """Processes that change a keyed table while it is read. Some of them are killed.
 
-They upsert, delete, compact, split, merge and collect. Each key has one writer, which notes the beginning and
-the acknowledgement of each change. A read may return the last change that was acknowledged before it, or any
-change that began later.
+They upsert, edit, delete, compact, split, merge and collect. Each key has one writer, which notes the
+beginning and the acknowledgement of each change. Editors write rows again with the values that they have. A
+read may return the last change that was acknowledged before it, or any change that began later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORKER = dedent("""
     import pyarrow as pa
     import dormouse as dm
     from dormouse.errors import (
-        FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
+        EditConflict, FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
     )
     from tests.storming import hurry
 
@@ -40,7 +40,7 @@ WORKER = dedent("""
         path = Path(folder, f"log {writer}")
         number = 1 + (sum(1 for line in path.open() if line.endswith("\\n")) if path.exists() else 0)
         keys = random.sample(range(writer, 60, 3), random.randint(1, 6))
-        kind = random.choice(["upsert", "upsert", "upsert", "mark", "keys", "values"])
+        kind = random.choice(["upsert", "upsert", "upsert", "merge", "mark", "keys", "values", "matches"])
         note = {"number": number, "kind": kind, "keys": keys}
         with path.open("a") as log:
             log.write(json.dumps(note) + "\\n")
@@ -49,12 +49,25 @@ WORKER = dedent("""
                 table.delete({"k": keys})
             elif kind == "values":
                 table.delete({"k": keys, "w": writer})
+            elif kind in ("merge", "matches"):
+                given = {"k": keys, "n": [number] * len(keys), "w": [writer] * len(keys)}
+                merged = [dm.WhenMatched(update="*"), dm.WhenNotMatched(insert="*")]
+                when = merged if kind == "merge" else [dm.WhenMatched(delete=True)]
+                table.merge_into(given, ["k"], when, attempts_max=1_000)
             else:
                 given = {"k": keys, "n": [number] * len(keys), "w": [writer] * len(keys)}
                 marks = pa.array([kind == "mark"] * len(keys))
                 rows = pa.table(given).append_column("gone", marks)
                 table.upsert(rows, deletes="gone", engine="local")
             log.write(json.dumps({**note, "acknowledged": True}) + "\\n")
+
+    def edit(table):
+        number = random.randrange(60)
+        with suppress(EditConflict):
+            if number % 2:
+                table.update({"k": dm.Range(number, number + 9)}, {"w": dm.sql("w + 0")})
+            else:
+                table.update(dm.sql(f"k % 5 = {number % 5} and n > 0"), {"w": dm.sql("w")})
 
     def split(table):
         table.split()
@@ -65,6 +78,7 @@ WORKER = dedent("""
 
     work = {
         "upsert": upsert,
+        "edit": edit,
         "split": split,
         "compact": lambda table: table.compact(engine="local"),
         "collect": lambda table: table.collect_garbage(),
@@ -101,7 +115,7 @@ class Notes:
             if "acknowledged" in note:
                 self.acknowledged[key] = note["number"]
             else:
-                self.begun[key].append((note["number"], note["kind"] == "upsert"))
+                self.begun[key].append((note["number"], note["kind"] in ("upsert", "merge")))
 
 
 def check(rows: dict[int, int], before: Notes, after: Notes) -> None:
@@ -168,5 +182,5 @@ def test_reads_see_acknowledged_changes_in_a_short_storm(dsn: str, tmp_path: Pat
 def test_reads_see_acknowledged_changes_in_a_long_storm_with_kills(
     dsn: str, tmp_path: Path, newest_by: str | None, inline_bytes_max: int
 ) -> None:
-    roles = ["upsert 0", "upsert 1", "upsert 2", "compact", "compact", "split", "collect"]
+    roles = ["upsert 0", "upsert 1", "upsert 2", "edit", "compact", "compact", "split", "collect"]
     storm(dsn, tmp_path, roles, 20, kills=True, newest_by=newest_by, inline_bytes_max=inline_bytes_max)

@@ -72,7 +72,8 @@ def _wanted(field: Field, comparisons: Sequence[Comparison]) -> Any:
 def _value(field: Field, constant: Constant) -> Any:
     """Returns a constant as a value of a column, for types that DuckDB compares without rounding either."""
     kind, value = constant
-    if field.type in (INT, LONG) and kind in WHOLE:
+    # a text that is cast is only as DuckDB reads it
+    if field.type in (INT, LONG) and kind in WHOLE and isinstance(value, int):
         low, high = LIMITS[field.type]
         if low <= value <= high:
             return value

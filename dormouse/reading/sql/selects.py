@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from dormouse.reading.sql.engine import path_of
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, Question
 from dormouse.state.context import TableContext
+
+if TYPE_CHECKING:
+    from dormouse.reading.replaced_rows import Replaced
 
 # The files that DuckDB reads in one scan, and which of their rows count.
 
@@ -322,8 +325,11 @@ class Select:
         keys = self.unmerged(found.small, marked=True) if found.small else ""
         if found.large:
             replaced = self._replaced(found)
+            older = {name for name, one in replaced.items() if one.are_older}
+            found.undecided = [scan for scan in found.undecided if scan.filename not in older]
             if direct := [scan for scan in found.large if scan.filename in replaced]:
-                rows.append(self.unmerged(direct, replaced=replaced))
+                gone = {name: one.rows for name, one in replaced.items()}
+                rows.append(self.unmerged(direct, replaced=gone))
             if joined := [scan for scan in found.large if scan.filename not in replaced]:
                 rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(joined), keys))
         compared = [*found.small, *found.together]
@@ -336,12 +342,12 @@ class Select:
             rows.append(newest(schema, " UNION ALL ".join(compare), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
 
-    def _replaced(self, files: Layers) -> dict[str, GoneRows]:
+    def _replaced(self, files: Layers) -> dict[str, Replaced]:
         """Returns the rows of large files that small files replace, by filename, where they are known."""
         large, small = files.large, files.small
+        undecided = {scan.filename for scan in files.undecided}
         if self._properties.newest_by is None and any(scan.deletions for scan in small):
             # a deletion of a row in a small file may not apply to a newer row of its key in these files
-            undecided = {scan.filename for scan in files.undecided}
             large = [scan for scan in large if scan.filename not in undecided]
         if may_hide_index(self._schema, (scan.schema_version for scan in large)):
             return {}
@@ -349,10 +355,9 @@ class Select:
         from dormouse.reading.row_numbers import Finder
 
         found, rows = {}, 0
-        for name, some in replaced_rows(
-            Finder(self._context, self._ranges, self._interruption), large, small
-        ).items():
-            rows += len(some)
+        finder = Finder(self._context, self._ranges, self._interruption)
+        for name, some in replaced_rows(finder, large, small, undecided).items():
+            rows += len(some.rows)
             if rows <= _ROWS_LEFT_OUT_MAX:
                 found[name] = some
         return found

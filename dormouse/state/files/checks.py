@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 
 from dormouse.model.file_reference import INLINED_NAME, is_inlined
+from dormouse.model.stored_conditions import ROWS
 from dormouse.model.table import Problem, ProblemKind
 from dormouse.model.text import narrow_id
 from dormouse.objects.ledger import LedgerObject
@@ -36,7 +37,10 @@ _QUERIES: dict[str, ProblemKind] = {
     "check_log": "totals",
     "check_counts": "totals",
     "check_contents": "object_missing",
+    "check_deletions": "object_missing",
 }
+_LISTED = f'"{ROWS}": .*"content": "([^"]+)"'
+"""A regular expression for the name of the file, in the stored condition of a deletion that lists rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class FileChecks:
         """Returns the size of each given file that has a reference now, by file id."""
         return dict(self._rows("check_again", {"file_ids": list(file_ids)}))
 
+    def listed(self) -> list[str]:
+        """Returns the names of the files in the database with rows that deletions list."""
+        return [name for (name,) in self._rows("listed", {"listed": _LISTED})]
+
     def note_digests(self, digests: Mapping[UUID, bytes]) -> None:
         """Records the digests of files that were written without one."""
         values = {"file_ids": list(digests), "digests": Uuids(list(digests.values()))}
@@ -108,7 +116,7 @@ class FileChecks:
     def _problems(self, conn: psycopg.Connection[Any]) -> list[Problem]:
         allow_scans(conn)
         table = self._own.table
-        values = {"table_id": table.table_id, "limit": FOUND_MAX, "inlined": INLINED_NAME}
+        values = {"table_id": table.table_id, "limit": FOUND_MAX, "inlined": INLINED_NAME, "listed": _LISTED}
         found = [
             Problem(kind, table.name, *row)
             for name, kind in _QUERIES.items()

@@ -101,6 +101,23 @@ select o.name
 from unnest(%(names)s::text[], %(file_ids)s::uuid[]) as o (name, file_id)
 where not exists ({is_tracked});
 
+-- name: check_deletions
+-- Deletions that list rows in a file of the database which is lost.
+select null::text as partition_id, substring(d.condition from %(listed)s) as filename,
+    format('the rows that deletion %s lists are not in the database', d.deletion_id) as detail
+from deletion d
+where d.table_id = %(table_id)s and d.condition ~ %(listed)s and not exists (
+    select from deletion_content c where c.table_id = d.table_id and c.deletion_id = d.deletion_id
+)
+limit %(limit)s;
+
+-- name: listed
+-- The files in the database with rows that deletions list.
+select substring(d.condition from %(listed)s)
+from deletion d
+where d.table_id = %(table_id)s and d.condition ~ %(listed)s
+order by d.deletion_id;
+
 -- name: check_contents
 -- Inlined files whose content is lost or has another size.
 select null::text as partition_id, f.filename,

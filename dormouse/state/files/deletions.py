@@ -137,7 +137,7 @@ class Deletions:
         if is_merged and deletion.by_values:
             raise InvalidQuery(
                 f"table {name!r} merges rows of equal key, so that a value is not that of one row: "
-                "delete by row keys and sort keys"
+                "delete by row keys and sort keys, or by a condition in SQL, as dm.sql(…)"
             )
         rows = _RECORD.fetch(conn, values)
         if not rows:

@@ -15,6 +15,7 @@ from dormouse.reading.sql.plain_where import plain_where
 from dormouse.reading.sql.writes import Delete, written
 from tests.support.api import Instance
 from tests.support.reading import arrow_schema
+from tests.tiers import by_tier, sampled
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],
@@ -77,7 +78,7 @@ def conditions() -> list[str]:
 def test_a_condition_on_columns_selects_the_rows_of_the_sql(instance: Instance) -> None:
     table, count = instance.table("t"), 0
     with duckdb.connect() as connection:
-        for condition in conditions():
+        for condition in sampled(conditions(), 80):
             try:
                 statement = written(connection, f"delete from t where {condition}")
                 wanted = instance.sql(f"select k from t where {condition} order by k").read_all()
@@ -89,4 +90,4 @@ def test_a_condition_on_columns_selects_the_rows_of_the_sql(instance: Instance) 
                 count += 1
                 found = table.query(where, ["k"]).read_all()
                 assert found["k"].to_pylist() == wanted["k"].to_pylist(), (condition, where)
-    assert count > 100, "most of them become conditions on columns"
+    assert count > by_tier(30, 100), "most of them become conditions on columns"

@@ -30,6 +30,7 @@ from tests.support.model import (
     Schema,
     TableProperties,
 )
+from tests.tiers import sampled
 
 FILES = 20
 ROWS = 5
@@ -248,8 +249,9 @@ def test_long_texts_are_known_whole(instance: Instance, opened: OpenedFiles, las
     assert rows(instance, statement) == expected(instance, statement)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
-    "text", ["it's", "'", "''", "a\0b", "\n", "\\n", "'; --", "é\u2028", "\x7f", "%s", "{}", "$1"]
+    "text", ["it's", "a\0b", "\\n", "é\u2028", "'", "''", "\n", "'; --", "\x7f", "%s", "{}", "$1"]
 )
 def test_texts_with_any_characters_are_written_as_literals(
     instance: Instance, opened: OpenedFiles, text: str
@@ -271,6 +273,7 @@ def test_texts_with_any_characters_are_written_as_literals(
         assert instance.explain_sql(statement, values)["t"].files == 1, statement
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("splits", [[(3, 5), (5, 2)], [(5, 4)]])
 def test_the_last_rows_of_leaves_that_are_split_on_a_later_key(
     instance: Instance, opened: OpenedFiles, monkeypatch: pytest.MonkeyPatch, splits: Sequence[Any]
@@ -349,7 +352,7 @@ def test_conditions_on_other_columns_choose_among_the_rows_of_a_file(
         plain.register("every_row", made.query().read_all())
         plain.execute("create table t as from every_row")
         combined = product("vdj", CONDITIONS, ("", " and k > 9.5 and k < 25"), ASKED)
-        for column, condition, key, asked in islice(combined, part, None, PARTS):
+        for column, condition, key, asked in sampled([*islice(combined, part, None, PARTS)], 12):
             ordered = " order by k desc limit 7 offset 1" if asked == "k from t" else ""
             statement = f"select {asked} where {condition.format(column, second)}{key}{ordered}"
             assert rows(instance, statement) == plain.execute(statement).fetchall(), statement

@@ -17,6 +17,7 @@ from tests.standard import OF_K_AND_NUMBERS
 from tests.stored import query
 from tests.support.api import Instance, Table
 from tests.support.state import KINDS, LAYOUTS, Kind, due_kinds
+from tests.tiers import by_tier
 
 HOUR = 3_600.0
 DAY = 24 * HOUR
@@ -245,7 +246,7 @@ SEEDS = [pytest.param(seed, marks=[] if seed < 1 else pytest.mark.slow) for seed
 @pytest.mark.parametrize("seed", SEEDS)
 def test_work_that_is_not_due_does_nothing_in_any_life_of_a_table(instance: Instance, seed: int) -> None:
     life, steps = Life(instance, seed), list[str]()
-    for _ in range(40):
+    for _ in range(by_tier(16, 40)):
         steps.append(life.step())
         try:
             check(instance, life.table)
