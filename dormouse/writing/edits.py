@@ -135,10 +135,10 @@ class Change(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A computation of a change that was begun before it had an attempt, and needs the answer to a query."""
+    """A computation of a change that was begun before it had an attempt, and perhaps its first query."""
 
     computation: Any
-    query: Foreseen
+    query: Foreseen | None
 
 
 @runtime_checkable
@@ -430,16 +430,17 @@ class Edit:
                 if isinstance(change, BegunChange):
                     with suppress(DormouseError):  # with columns that may be outdated
                         begun = change.begun(known)
-                then = None if begun is None else begun.query.request.call
+                then = None if begun is None or begun.query is None else begun.query.request.call
                 attempt, at, rows = known.attempts.plan(known.table, name, then)
             else:
                 attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
             current, attempt = known.writing_for(attempt)
             self._open.append((current, attempt))
             try:
-                if begun is None or rows is None or current is not known:
+                if begun is None or current is not known:
                     return _Planned(change, current, attempt, at, change.compute(current, attempt, at))
-                begun = replace(begun, query=replace(begun.query, rows=rows))
+                query = None if begun.query is None or rows is None else replace(begun.query, rows=rows)
+                begun = Begun(begun.computation, query)
                 found = cast(BegunChange, change).compute(current, attempt, at, begun)
                 return _Planned(change, current, attempt, at, found)
             except BaseException:

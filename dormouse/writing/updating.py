@@ -90,8 +90,7 @@ class Update:
 
     def begun(self, context: TableContext) -> Begun | None:
         computation = _Computation(self, context)
-        query = computation.query()
-        return None if query is None else Begun(computation, query)
+        return None if computation.tells_time else Begun(computation, computation.query())
 
     def dry_run(self, context: TableContext) -> Mapping[str, int]:
         """Returns the number of rows that would be "updated" or "deleted"; writes nothing."""
@@ -186,15 +185,14 @@ class _Computation:
         columns = frozenset(one.field.name for one in conditions)
         return _Chosen(columns, question=rows, conditions=conditions, deletion=deletion)
 
+    @property
+    def tells_time(self) -> bool:
+        return self._rows.moment is not None
+
     def query(self) -> Foreseen | None:
-        """Returns the query from which the update is computed, unless the current time matters."""
+        """Returns the query from which the update is computed, if there is one."""
         question = self._chosen.question
-        if (
-            question is None
-            or question.is_empty
-            or not self._chosen.is_by_query
-            or self._rows.moment is not None
-        ):
+        if question is None or question.is_empty or not self._chosen.is_by_query:
             return None
         return Foreseen.of(self._rows.context, question.ranges)
 
