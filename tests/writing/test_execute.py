@@ -100,6 +100,8 @@ BOTH: list[tuple[Any, ...]] = [
      "when matched then update set s = $2", [3, "it''s"]),
     ("merge into t using news s on t.k = s.k and t.g = s.g when matched and s.n > 1000 "
      "then error 'too large' when matched then update set n = s.n",),
+    ("merge into t using (select k, g, sum(n) as n, 1.5 as x, '2026-01-01' as d, 2 as \"p q\" from news "
+     "group by all) s using (k, g) when matched then update by name when not matched then insert by name",),
 ]  # fmt: skip
 
 KEYED: list[tuple[Any, ...]] = [
@@ -221,7 +223,7 @@ REFUSED = [
     ("merge into t using news on t.k = news.m when matched then delete", "m"),
     ("merge into t using (select k from news) s using (k) when matched then update", "1 columns"),
     ("merge into t using (select k, 1 as m from news) s using (k) when matched then update by name", "'m'"),
-    ("merge into t using news using (k, g) when matched then error 'this is wrong'", "this is wrong"),
+    ("merge into t using news using (k, g) when matched then error 'this is wrong'", "'t': this is wrong"),
     ("merge into t using (from news union all from news) s using (k, g) when matched then delete",
      "match the row with k"),
     ("select * from t", "not SELECT"),
