@@ -248,18 +248,28 @@ class _Bound:
         )
         nulls = ", ".join(["NULL"] * len(columns))
         # the union fails if the query has another number of columns
-        given = f"({self._with_defaults(statement.query, columns)}) UNION ALL SELECT {nulls} WHERE false"
+        given = f"({self._with_types(statement.query, columns)}) UNION ALL SELECT {nulls} WHERE false"
         return f"{statement.query.prefix} SELECT {casts} FROM ({given}) AS given({', '.join(names)})"
 
-    def _with_defaults(self, query: Query, columns: Sequence[Field]) -> str:
-        """Returns the text of a query with the default of a column in place of each DEFAULT."""
-        raw = query.text.encode()
-        for place, number in sorted(query.defaults, reverse=True):
-            default = self._schema.default(columns[number].name) if number < len(columns) else None
-            if isinstance(default, dict | list):
-                raise InvalidQuery(f"DEFAULT of column {columns[number].name!r}: leave the column out")
-            raw = raw[:place] + literal_of(default).encode() + raw[place + len("default") :]
-        return raw.decode()
+    def _with_types(self, query: Query, columns: Sequence[Field]) -> str:
+        """Returns the text of a query with each value in VALUES cast, and defaults in place of DEFAULT.
+
+        Without the casts, DuckDB would look for one type for all values of a column: that of
+        9007199254740993 and 1e0 is DOUBLE, which cannot hold the first.
+        """
+        raw, parts, at = query.text.encode(), [], 0
+        for begin, end, number in query.cells:
+            if number >= len(columns):
+                continue
+            cell, field = raw[begin:end].decode(), columns[number]
+            if cell.strip().lower() == "default":
+                default = self._schema.default(field.name)
+                if isinstance(default, dict | list):
+                    raise InvalidQuery(f"DEFAULT of column {field.name!r}: leave the column out")
+                cell = literal_of(default)
+            parts += [raw[at:begin].decode(), f"CAST({cell} AS {type_name(field.type)})"]
+            at = end
+        return "".join([*parts, raw[at:].decode()])
 
     def _on(self, statement: Merge, names: Mapping[str, str]) -> tuple[list[str] | Sql, dict[str, str]]:
         """Returns the condition of a MERGE, and pairs of equal columns of the table and the source."""

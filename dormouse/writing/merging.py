@@ -147,9 +147,16 @@ class Merge:
         return f": clause {number + 1}"
 
     def fields(self, context: TableContext, columns: Mapping[str, DataType]) -> list[Field]:
-        """Returns the columns of the staged source. Those that the table has, too, get its types."""
-        schema = context.schema
-        kinds = {name: schema.field(name).type if name in schema else columns[name] for name in columns}
+        """Returns the columns of the staged source. Those that the table has, too, get its types.
+
+        Scalars of a query keep their types, unless they have the name of a key: clauses cast them.
+        """
+        schema, kinds = context.schema, dict(columns)
+        for name, kind in columns.items():
+            if name in schema:
+                own = schema.field(name).type
+                is_cast = isinstance(self._source, Sql) and name not in schema.key_names
+                kinds[name] = kind if is_cast and not (own.is_nested or kind.is_nested) else own
         return [Field(name, kind, nullable=True) for name, kind in kinds.items()]
 
     def _staged(self, what: str, context: TableContext) -> _Given:
@@ -420,8 +427,8 @@ class _Computation:
             yield
         except InvalidQuery as error:
             names = dict.fromkeys(name for one in self._acting for name in one.values)
-            listed = shown_list(list(names), COLUMNS_SHOWN)
-            raise InvalidQuery(f"{self._what}: a value of {listed}: {error}") from error
+            listed = f"a value of {shown_list(list(names), COLUMNS_SHOWN)}: " if names else ""
+            raise InvalidQuery(f"{self._what}: {listed}{error}") from error
 
     def _check_inserted(self) -> None:
         """Raises an error if rows inserted into a keyed table have one key, or one that the table has."""

@@ -73,6 +73,8 @@ BOTH: list[tuple[Any, ...]] = [
     ("insert into t values (9, 'i', 1, 0.5, 'nine', '2026-01-31', '2026-01-31 12:00:00', 1.005)",),
     ("insert into t (g, k) values ('i', 9), ('j', '10')",),
     ("insert into t (k, g, n, s) values (9, 'i', default, 'x'), (10, 'j', 2, default)",),
+    ("insert into t (k, g, n, x, d) values (9007199254740993, 'a', 1.6, 'nan', '2026-01-02'), "
+     "(1e0, 'b', '7', 0.5, date '2026-01-03' + 1), (case when true then 5 else 6 end, 'c', (2), 1, null)",),
     ("insert into t (k, g, x) select k + 10, g || '!', n from t where n is not null order by k limit 3",),
     ("insert into t by name select 'z' as G, 26 as k",),
     ("insert into t from news where k = 7",),
@@ -102,6 +104,8 @@ BOTH: list[tuple[Any, ...]] = [
      "when matched then update set s = $2", [3, "it''s"]),
     ("merge into t using news s on t.k = s.k and t.g = s.g when matched and s.n > 1000 "
      "then error 'too large' when matched then update set n = s.n",),
+    ("merge into t using (select k, g, sum(n) as n, 1.5 as x, '2026-01-01' as d, 2 as \"p q\" from news "
+     "group by all) s using (k, g) when matched then update by name when not matched then insert by name",),
 ]  # fmt: skip
 
 KEYED: list[tuple[Any, ...]] = [
@@ -223,7 +227,7 @@ REFUSED = [
     ("merge into t using news on t.k = news.m when matched then delete", "m"),
     ("merge into t using (select k from news) s using (k) when matched then update", "1 columns"),
     ("merge into t using (select k, 1 as m from news) s using (k) when matched then update by name", "'m'"),
-    ("merge into t using news using (k, g) when matched then error 'this is wrong'", "this is wrong"),
+    ("merge into t using news using (k, g) when matched then error 'this is wrong'", "'t': this is wrong"),
     ("merge into t using (from news union all from news) s using (k, g) when matched then delete",
      "match the row with k"),
     ("select * from t", "not SELECT"),

@@ -7,7 +7,7 @@ refused. Texts of expressions stay as they are, so that DuckDB gives them their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -16,7 +16,6 @@ import duckdb
 from dormouse.errors import InvalidQuery
 from dormouse.model.types import Parameters
 from dormouse.reading.sql.clauses import (
-    OPENING,
     Comparison,
     Expression,
     Reference,
@@ -71,8 +70,8 @@ class Query:
 
     prefix: str
     text: str
-    defaults: tuple[tuple[int, int], ...] = ()
-    """The place of each DEFAULT in VALUES: where the word begins, in UTF-8, and the number of its column."""
+    cells: tuple[tuple[int, int, int], ...] = ()
+    """Where each value in VALUES begins and ends in the text, in UTF-8, and the number of its column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,27 +278,32 @@ class _Parser(Scanner):
 
     def _query(self, prefix: str) -> Query:
         """Moves past the rows of an INSERT."""
-        start, defaults = self.place(), []
+        start, cells = self.place(), []
         if self.sees("values"):
-            defaults = [(place - start, column) for place, column in self._defaults()]
+            cells = [(begin - start, end - start, number) for begin, end, number in self._cells()]
         text = self.until(lambda: self.keyword() == "returning" or self._begins_conflict())
-        return Query(prefix, text, tuple(defaults))
+        return Query(prefix, text, tuple(cells))
 
     def _begins_conflict(self) -> bool:
         return self.sees("on", "conflict") and self.word(2) in {"do", "(", "on", "where"}
 
-    def _defaults(self) -> Iterator[tuple[int, int]]:
-        """Yields the place of each DEFAULT in VALUES, and the number of its column; moves nothing."""
-        ahead, depth, column = 1, 0, 0
-        while self.has(ahead):
-            word = self.word(ahead)
-            depth += (word in OPENING) - (word in OPENING.values())
-            if depth == 0 and word not in {",", ")"}:
-                return
-            if depth == 1 and word == "default" and self.word(ahead - 1) in {"(", ","}:
-                yield self.place(ahead), column
-            column = column + (word == ",") if depth == 1 else column if depth else 0
-            ahead += 1
+    def _cells(self) -> list[tuple[int, int, int]]:
+        """Returns where each value in VALUES begins and ends, and the number of its column; moves nothing."""
+        first, found = self.at, []
+        self.takes("values")
+        while self.takes("("):
+            column = 0
+            while not self.takes(")"):
+                begin = self.place()
+                self.until(lambda: self.sees(","))
+                found.append((begin, self.place(), column))
+                column += 1
+                # a comma may end the list
+                self.takes(",")
+            if not self.takes(","):
+                break
+        self.at = first
+        return found
 
     def _conflict(self) -> Conflict:
         if self.sees("on", "constraint"):

@@ -476,11 +476,12 @@ def test_only_a_condition_with_the_same_meaning_becomes_one_on_columns(
     assert plain_where(SCHEMA, "t", parsed.where) == expected
 
 
-def test_the_places_of_defaults_in_values_are_found(connection: duckdb.DuckDBPyConnection) -> None:
+def test_the_places_of_values_are_found(connection: duckdb.DuckDBPyConnection) -> None:
     text = "values (default, 'default', (1)), ([1, 2][1], \"default\", DEFAULT) -- default"
     parsed = written(connection, f"insert into t {text}")
     assert isinstance(parsed, Insert)
     raw = parsed.query.text.encode()
-    assert [(raw[at : at + 7].lower(), column) for at, column in parsed.query.defaults] == [
-        (b"default", 0), (b"default", 2),
+    assert [(raw[begin:end].strip(), column) for begin, end, column in parsed.query.cells] == [
+        (b"default", 0), (b"'default'", 1), (b"(1)", 2),
+        (b"[1, 2][1]", 0), (b'"default"', 1), (b"DEFAULT", 2),
     ]  # fmt: skip
