@@ -436,8 +436,8 @@ class _Pipeline:
             buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
             key, formats = (statement.text(self._conn), self._adapters.types or ()), self._adapters.formats
             keys.append(key)
-            # with a pooler between, the next statement may run in another session
-            if self._conn.prepare_threshold is None:
+            # with a pooler between, the next statement may run in another session; a rollback must not fail
+            if self._conn.prepare_threshold is None or statement is _ROLLBACK:
                 self._pgconn.send_query_params(key[0], buffers, key[1], formats)
             else:
                 self._pgconn.send_query_prepared(self._name(key), buffers, formats)

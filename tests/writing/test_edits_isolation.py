@@ -173,7 +173,9 @@ def test_maintenance_does_not_disturb_an_edit(
     edit(serial)
     between.do(lambda: MAINTENANCE[what](table))
     report: Any = edit(table)
-    assert report.attempts == between.tries == 1
+    assert report.attempts == 1
+    # the condition of a deletion is one on the new columns: it is committed again, and nothing is computed
+    assert between.tries == 1 + (what == "a new column" and keep == "every_row")
     assert rows_of(table) == rows_of(serial)
     while table.compact(engine="local", full=True).jobs_run:
         assert rows_of(table) == rows_of(serial)
