@@ -89,6 +89,8 @@ class Databases:
     def create(self, template: str) -> str:
         """Makes a database, as a copy of the given template, and returns its DSN."""
         name = f"test_{next(self._numbers)}"
+        for dsn in [dsn for dsn in self._sessions if name_of(dsn) == template]:
+            self._sessions.pop(dsn).close()
         text = sql.SQL("create database {} template {} strategy file_copy")
         self._server.execute(text.format(sql.Identifier(name), sql.Identifier(template)))
         return make_conninfo(self._server_dsn, dbname=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from dormouse.errors import (
     FileReferenceNotFound,
     InvalidInput,
 )
-from dormouse.postgres.queries import Statement, _Pipeline
+from dormouse.postgres.queries import Call, _Pipeline
 from dormouse.state.files.operations import CommitResult, Kind
 from tests.stored import assign, at_once, file, jobs_of, live, query, ref, replace, split, unreferenced
 from tests.support.state import Commit, FileReferenceStore, TableContext
@@ -59,11 +59,12 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     send = _Pipeline.send
 
-    def together(self: _Pipeline, statement: Statement, values: Any) -> None:
-        text = str(statement.text(self._conn))
-        if sent[-1:] != [text]:  # otherwise psycopg deallocates the statement, and prepares it again
-            sent.append(text)
-        send(self, statement, values)
+    def together(self: _Pipeline, calls: Iterable[Call]) -> None:
+        calls = list(calls)
+        for text in (str(statement.text(self._conn)) for statement, _ in calls):
+            if sent[-1:] != [text]:  # otherwise psycopg deallocates the statement, and prepares it again
+                sent.append(text)
+        send(self, calls)
 
     with monkeypatch.context() as patch:
         patch.setattr(_Pipeline, "send", together)

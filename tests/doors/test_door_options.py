@@ -44,7 +44,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
     "sql": dict.fromkeys(("file", "limit", "write_", "dry_run", "edit_id"), "statement"),
     "ingest": OF_DATA,
     "upsert": OF_DATA,
-    "delete": {"all": "where"},
+    "delete": dict.fromkeys(("all", "where_sql"), "where"),
     "rows upload": OF_CSV,
 }
 """The options that have another name at a door than in the request, by verb."""

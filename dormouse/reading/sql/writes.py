@@ -71,7 +71,7 @@ class Query:
     prefix: str
     text: str
     cells: tuple[tuple[int, int, int], ...] = ()
-    """Where each value in VALUES begins and ends in the text, in UTF-8, and the number of its column."""
+    """The place of each value in VALUES: its first byte in UTF-8, the end, and the number of its column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class _Parser(Scanner):
         return self.sees("on", "conflict") and self.word(2) in {"do", "(", "on", "where"}
 
     def _cells(self) -> list[tuple[int, int, int]]:
-        """Returns where each value in VALUES begins and ends, and the number of its column; moves nothing."""
+        """Returns the first byte, the end and the column of each value in VALUES; moves nothing."""
         first, found = self.at, []
         self.takes("values")
         while self.takes("("):
