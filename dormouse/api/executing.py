@@ -25,7 +25,17 @@ from dormouse.reading.sql.clauses import Expression
 from dormouse.reading.sql.conditions import literal_of, text, type_name
 from dormouse.reading.sql.named import table_named
 from dormouse.reading.sql.plain_where import plain_where
-from dormouse.reading.sql.writes import Assignment, Clause, Delete, Insert, Merge, Query, Target, Update
+from dormouse.reading.sql.writes import (
+    Assignment,
+    Clause,
+    Conflict,
+    Delete,
+    Insert,
+    Merge,
+    Query,
+    Target,
+    Update,
+)
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import ALL, unknown
 from dormouse.writing.edits import check_may_edit, counted, edited_alone
@@ -149,8 +159,8 @@ class _Bound:
 
     def _inserted(self, statement: Insert) -> ExecuteReport:
         conflict = statement.conflict
-        if conflict is not None or self._is_keyed:
-            self._check_conflict(statement)
+        if conflict is not None:
+            self._check_conflict(conflict)
         columns = self._columns(statement)
         rows = self._rows(statement, columns)
         keys, names = list(self._schema.row_key_names), [field.name for field in columns]
@@ -212,17 +222,15 @@ class _Bound:
             return Sql(expression.called({target.alias.lower(): T}))
         return found
 
-    def _check_conflict(self, statement: Insert) -> None:
+    def _check_conflict(self, conflict: Conflict) -> None:
         """Raises `InvalidInput` if the conflicts of a statement are not those of the table's keys."""
         keys = list(self._schema.row_key_names)
-        if statement.conflict is None:
-            return
         if not self._is_keyed:
             raise InvalidInput(
                 f"table {self._name!r} keeps every row, so that no rows conflict: leave OR REPLACE and ON "
                 "CONFLICT out, or write MERGE INTO … USING … ON …"
             )
-        named = [_column(self._schema, name).name for name in statement.conflict.columns]
+        named = [_column(self._schema, name).name for name in conflict.columns]
         if named and sorted(named) != sorted(keys):
             raise InvalidInput(
                 f"rows of table {self._name!r} conflict by {', '.join(keys)}: name these columns"
@@ -258,11 +266,11 @@ class _Bound:
         9007199254740993 and 1e0 is DOUBLE, which cannot hold the first.
         """
         raw, parts, at = query.text.encode(), [], 0
-        for begin, end, number in query.cells:
+        for begin, end, number, is_default in query.cells:
             if number >= len(columns):
                 continue
             cell, field = raw[begin:end].decode(), columns[number]
-            if cell.strip().lower() == "default":
+            if is_default:
                 default = self._schema.default(field.name)
                 if isinstance(default, dict | list):
                     raise InvalidQuery(f"DEFAULT of column {field.name!r}: leave the column out")

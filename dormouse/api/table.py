@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dormouse.api.table_reads import TableReads
@@ -192,6 +191,7 @@ class Table(TableReads):
         open at both ends). Also raises it for a condition on values that the property `aggregate` merges.
         Raises `EditConflict` if other changes of matching rows overtake each of its tries.
         """
+        from dormouse.state.history.moments import now
         from dormouse.writing.deleting import DeleteReport, delete
         from dormouse.writing.plain_changes import Replace, is_read
 
@@ -201,7 +201,8 @@ class Table(TableReads):
                 return delete(self.context, where, dry_run=dry_run)
         change = Replace(self._tables.sessions(), where)
         done = self._edited(change, None, DELETE_ATTEMPTS_MAX, dry_run=dry_run)
-        return DeleteReport(None, None if dry_run else datetime.now(UTC), done.counts["deleted"])
+        at = None if dry_run else now(self.context).at
+        return DeleteReport(None, at, done.counts["deleted"])
 
     def replace(
         self,

@@ -88,8 +88,9 @@ class UpdateReport:
 class ReplaceReport:
     """The rows that a replacement added, and how often they were computed.
 
-    `deleted` is the number of rows that would be deleted, after a dry run; otherwise None. `applied` is False
-    after a dry run, and when an earlier replacement with the same id was applied. Then `inserted` is 0.
+    `deleted` is the number of deleted rows, or of those that a dry run would delete; None if a condition was
+    recorded, which counts no rows. `applied` is False after a dry run, and when an earlier replacement with
+    the same id was applied. Then `inserted` is 0.
     """
 
     ingest_id: str | None

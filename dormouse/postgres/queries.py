@@ -354,17 +354,24 @@ def _received(conn: psycopg.Connection[Any]) -> PGresult:
     return result
 
 
-def execute_each(conn: psycopg.Connection[Any], calls: Iterable[Call]) -> list[Answer]:
+def execute_each(
+    conn: psycopg.Connection[Any], calls: Iterable[Call], *, repeats_reads: bool = False
+) -> list[Answer]:
     """Executes statements in order, each as its own transaction. `conn` must be in autocommit mode.
 
     Returns, for each statement, its rows or its error. Its commit has ended then. Errors of iterating over
     `calls` propagate. If the connection dies, raises OperationalError and closes the connection. The outcomes
     are unknown then.
+
+    A statement that the server no longer had is executed after the others. With `repeats_reads`, those that
+    follow it are then executed again, so that none sees an earlier moment than one before it.
     """
     made: list[Call] = []
     found = _answers(conn, ([call] for call in _noted(calls, made)))
     # psycopg drops all prepared statements of a connection after a rollback or a DROP of its own
     lost = [n for n, answer in enumerate(found) if isinstance(answer, errors.InvalidSqlStatementName)]
+    if lost and repeats_reads:
+        lost = list(range(lost[0], len(found)))
     for n, answer in zip(lost, _answers(conn, [[made[n]] for n in lost]) if lost else (), strict=True):
         found[n] = answer
     return found
@@ -412,6 +419,14 @@ def _answers(conn: psycopg.Connection[Any], groups: Iterable[Iterable[Call]]) ->
     return pipeline.found
 
 
+@dataclass(slots=True)
+class _Group:
+    """The prepared statements of a group: their names, and those that the server is preparing, in order."""
+
+    names: dict[Key, bytes] = field(default_factory=dict)
+    preparing: list[Key] = field(default_factory=list)
+
+
 class _Pipeline:
     """The state of a pipeline: the groups of statements sent, and the answers received."""
 
@@ -420,27 +435,23 @@ class _Pipeline:
         self._pgconn = conn.pgconn
         self._adapters = Transformer(conn)
         self._prepared = _prepared.setdefault(conn, _Prepared())
-        self._preparing: list[Key] = []
-        """The statements that the server is preparing, in order."""
-        self._keys: list[list[Key]] = []
-        """The statements of each group."""
+        self._groups: list[_Group] = []
         self._answer: Answer = []
         self.sent = 0
         self.found: list[Answer] = []
 
     def send(self, calls: Iterable[Call]) -> None:
-        keys: list[Key] = []
-        self._keys.append(keys)
+        group = _Group()
+        self._groups.append(group)
         for statement, values in calls:
             given = statement.given(values)
             buffers = self._adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
             key, formats = (statement.text(self._conn), self._adapters.types or ()), self._adapters.formats
-            keys.append(key)
             # with a pooler between, the next statement may run in another session; a rollback must not fail
             if self._conn.prepare_threshold is None or statement is _ROLLBACK:
                 self._pgconn.send_query_params(key[0], buffers, key[1], formats)
             else:
-                self._pgconn.send_query_prepared(self._name(key), buffers, formats)
+                self._pgconn.send_query_prepared(self._name(key, group), buffers, formats)
         self._pgconn.pipeline_sync()
         self.sent += 1
 
@@ -465,7 +476,8 @@ class _Pipeline:
             if result.status == ExecStatus.PIPELINE_SYNC:
                 self._answered()
             elif result.status == ExecStatus.COMMAND_OK and not result.command_status:
-                self._preparing.pop(0)  # prepared, and stays prepared whatever follows
+                # prepared, and stays prepared whatever follows
+                self._groups[len(self.found)].preparing.pop(0)
             elif result.status == ExecStatus.TUPLES_OK:
                 self._adapters.set_pgresult(result)
                 self._answer = self._adapters.load_rows(0, result.ntuples, tuple)
@@ -474,21 +486,23 @@ class _Pipeline:
 
     def _answered(self) -> None:
         if isinstance(self._answer, psycopg.Error):
+            group, names = self._groups[len(self.found)], self._prepared.names
             is_lost = isinstance(self._answer, errors.InvalidSqlStatementName)
-            for key in self._keys[len(self.found)]:
-                if is_lost or key in self._preparing:  # it was not prepared
-                    self._prepared.names.pop(key, None)
-            self._preparing = [key for key in self._preparing if key in self._prepared.names]
+            for key, name in group.names.items():
+                # it was not prepared; a later group may have prepared it by another name since
+                if (is_lost or key in group.preparing) and names.get(key) == name:
+                    del names[key]
         self.found.append(self._answer)
         self._answer = []
 
-    def _name(self, key: Key) -> bytes:
+    def _name(self, key: Key, group: _Group) -> bytes:
         """Returns the name of a prepared statement; prepares it first if necessary."""
         names = self._prepared.names
         if key not in names:
             name, oldest = self._prepared.add(key)
             if oldest is not None:
                 self._pgconn.send_query_params(b"deallocate " + oldest, None)
-            self._preparing.append(key)
+            group.preparing.append(key)
             self._pgconn.send_prepare(name, *key)
+        group.names[key] = names[key]
         return names[key]

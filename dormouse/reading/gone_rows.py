@@ -168,8 +168,12 @@ def _alike(batch: pa.RecordBatch, there: Numbers, keys: pa.RecordBatch, names: S
     """Returns those of the positions `there` whose rows have one of the keys; the first column is equal."""
     if len(names) == 1 or not len(there):
         return there
-    known = set(_listed(keys, names))
     rows = batch.select(names).take(pa.array(there))
+    for name in names if len(keys) > len(there) else ():
+        values = keys.column(name)
+        if not pa.types.is_floating(values.type):  # tuples compare NaN and zeros in another way
+            keys = keys.filter(pc.is_in(values, value_set=rows.column(name).cast(values.type)))
+    known = set(_listed(keys, names))
     is_known = np.fromiter((key in known for key in _listed(rows, names)), bool, len(there))
     found: Numbers = there[is_known]
     return found

@@ -1,6 +1,6 @@
-"""Deletes of rows, which record a condition, or load marks of deletion.
+"""Deletes of rows by a condition that is recorded.
 
-A delete from a keyed table by a condition on values loads one mark for each matching key.
+A delete by SQL, or from a keyed table by a condition on values, reads rows: see `plain_changes.Replace`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dormouse.reading.where import ALL, DeleteWhere, Question, condition_of, que
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import NewDeletion
 
-OVERTAKEN_MAX = 10
 DELETES = "__deletes"
 DELETE = "delete from"
 """The beginning of errors of a deletion."""

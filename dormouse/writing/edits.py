@@ -69,6 +69,8 @@ ATTEMPTS_MAX = 5
 """How often a change is computed before it is refused with `EditConflict`."""
 EDIT_ID_BYTES_MAX = 200
 OVERTAKEN_MAX = 10
+_ID_NAMES = {"edit": "edit_id", "transaction": "transaction_id"}
+"""The names of the parameters with ids of kinds of edits; others are loads."""
 LOOKS_FREE = 3
 """How often the rows of other commits are looked at while further commits go on; later looks hold them up."""
 CHANGED_ROWS = 1_000_000
@@ -178,10 +180,7 @@ def edited_alone(
 ) -> Done:
     """Applies a change of one table, once for each id. Raises the errors of `Edit.add` and `Edit.commit`."""
     with Edit(context.supplier, edit_id, kind, attempts_max) as edit:
-        applied = edit.is_new or not edit.is_applied(context)
-        if applied:
-            edit.add(context, change)
-            applied = edit.commit()
+        applied = edit.run(context, change)
         return Done(edit.edit_id, edit.counts if applied else {}, edit.attempts, applied)
 
 
@@ -249,7 +248,7 @@ class Edit:
             raise InvalidInput(f"attempts_max must be a whole number of attempts, not {attempts_max!r}")
         self.is_new = edit_id is None
         self.edit_id = uuid.uuid4().hex if edit_id is None else edit_id
-        check_text(f"{kind}_id", self.edit_id, EDIT_ID_BYTES_MAX)
+        check_text(_ID_NAMES.get(kind, "ingest_id"), self.edit_id, EDIT_ID_BYTES_MAX)
         self.attempts = 1
         self._commit_id = f"{kind}:{self.edit_id}"
         self._attempts_max = attempts_max
@@ -275,7 +274,7 @@ class Edit:
         for planned in self._planned:
             for kind, count in planned.computed.counts.items():
                 found[kind] += count
-        return found
+        return dict(found)
 
     @property
     def files(self) -> list[FileWithReferences]:
@@ -285,6 +284,13 @@ class Edit:
     def is_applied(self, context: TableContext) -> bool:
         """Returns whether this edit was applied before, by what a table records."""
         return context.store.is_applied(self._commit_id)
+
+    def run(self, context: TableContext, change: Change) -> bool:
+        """Computes and commits a change; returns False if an edit with this id was applied before."""
+        if not self.is_new and self.is_applied(context):
+            return False
+        self.add(context, change)
+        return self.commit()
 
     def add(self, context: TableContext, change: Change, name: str | None = None) -> Computed:
         """Computes a change, which `commit` commits. Raises the errors of its `compute`, and `InvalidInput`.
@@ -433,7 +439,9 @@ class Edit:
                 then = None if begun is None or begun.query is None else begun.query.request.call
                 attempt, at, rows = known.attempts.plan(known.table, name, then)
             else:
-                attempt, at = known.attempts.begin(known.table, loads=True, durable=False), now(known)
+                # commits after this moment disturb the load, so that all others have earlier places
+                at = now(known)
+                attempt = known.attempts.begin(known.table, loads=True, durable=False)
             current, attempt = known.writing_for(attempt)
             self._open.append((current, attempt))
             try:

@@ -339,12 +339,14 @@ class _Computation:
         ]
         return f"CASE clause {' '.join(whens)} ELSE {old} END" if whens else old
 
-    # Its answer.
+    # The answer of the statement.
 
     def _parts(self, ranges: KeyRanges, outcome: Outcome) -> Iterator[Edited]:
         if not self._acts("by_source") and not self._given.rows.row_count:
             return
-        matches_one = self._is_unique([column for _, column in self._clauses.equated().items()])
+        # different values of another type may be equal to one of the table's, as '1' and '01' are to 1
+        equated = self._clauses.equated().items()
+        matches_one = self._is_unique([name for key, name in equated if self._clauses.is_exact(key, name)])
         checks_twice = self._acts("matched") and not matches_one
         statement = self._statement(checks_twice=checks_twice)
         staged = {SOURCE: self._given.rows}
@@ -496,7 +498,7 @@ class _Computation:
         statement = f"SELECT 1 FROM ({target}) JOIN ({self._of_source()}) ON ({clauses.on.text})"
         return found.intersect(self._rows.ranges(statement, others))
 
-    # What concerns it.
+    # The changes of other commits that concern the merge.
 
     def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
         """Returns the concern for rows that match the source, and those on which other clauses act.

@@ -156,9 +156,6 @@ def loaded(context: TableContext, change: Change, ingest_id: str | None, kind: s
     """Applies a change that loads rows, once for each id. `kind` tells ids of operations apart."""
     started = time.monotonic()
     with Edit(context.supplier, ingest_id, kind) as edit:
-        applied = edit.is_new or not edit.is_applied(context)
-        if applied:
-            edit.add(context, change)
-            applied = edit.commit()
+        applied = edit.run(context, change)
         files = edit.files if applied else ()
         return IngestReport.of(edit.edit_id, files, applied=applied, started=started)

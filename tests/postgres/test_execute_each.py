@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -237,3 +238,36 @@ def test_the_server_skips_what_follows_an_error_and_the_prepared_statements_stay
     conn.execute("deallocate all")
     assert isinstance(execute_together(conn, [(DIVIDE, {"by": 0, "id": 1})]), errors.DivisionByZero)
     assert conn.info.transaction_status == TransactionStatus.IDLE
+
+
+def test_reads_keep_their_order_when_a_prepared_statement_is_lost(conn: psycopg.Connection[Any]) -> None:
+    first, second = (
+        Statement(sql.SQL(f"select clock_timestamp(), {n} where %(yes)s::boolean")) for n in (1, 2)
+    )
+    execute_each(conn, [(first, {"yes": True})])
+    conn.execute("deallocate all")
+    found = execute_each(conn, [(first, {"yes": True}), (second, {"yes": True})], repeats_reads=True)
+    [[(before, _)], [(after, _)]] = found
+    assert before <= after
+
+
+def test_a_statement_that_is_prepared_anew_before_an_older_loss_is_known(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    sleep = Statement(sql.SQL("select pg_sleep(%(seconds)s::float8)"))
+    for _ in range(2):
+        execute_each(conn, [add(1), (sleep, {"seconds": 0})])
+
+    def groups() -> Iterator[list[Call]]:
+        yield [(sleep, {"seconds": 0.2}), add(1)]
+        yield [(sleep, {"seconds": 0.5}), add(1)]
+        time.sleep(0.35)  # the first answer is there, and the second is not
+        yield [add(1)]
+
+    held = queries._prepared[conn].names
+    lost = next(name for key, name in held.items() if key[0].startswith(b"update"))
+    conn.execute(b"deallocate " + lost)
+    found = queries._answers(conn, groups())
+    assert [isinstance(one, errors.InvalidSqlStatementName) for one in found] == [True, True, False]
+    assert values(counted) == [3, 0]
+    assert execute_each(conn, [add(1)]) == [[]]

@@ -438,3 +438,19 @@ def test_a_moment_before_a_deletion_does_not_use_its_rows(instance: Instance) ->
     for where, count in ((None, 99), ({"k": dm.Range(5, 50)}, 44), ({"k": 11}, 1), ({"k": 10}, 0)):
         assert table.query(where, as_of=before).read_all().num_rows == count
     assert instance.sql("select count(*) as n from t", as_of=before).read_all()["n"].to_pylist() == [99]
+
+
+def test_a_batch_is_compared_with_few_of_many_keys_of_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, listed_of = list[int](), gone_rows._listed
+
+    def noted(rows: pa.RecordBatch, names: Any) -> Iterator[tuple[Any, ...]]:
+        compared.append(rows.num_rows)
+        return listed_of(rows, names)
+
+    monkeypatch.setattr(gone_rows, "_listed", noted)
+    day, count = pa.repeat(pa.scalar(DAY), 10_000), 10_000
+    rows = pa.record_batch([day, pa.array(range(count))], names=["day", "id"])
+    keys = rows.filter(pa.array([n % 3 == 0 for n in range(count)]))
+    found = gone_rows.found_in((rows.slice(at, 100) for at in range(0, count, 100)), keys, ["day", "id"])
+    assert found.numbers.tolist() == list(range(0, count, 3))
+    assert max(compared) <= 100

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import EditConflict, InvalidInput
+from dormouse.errors import AmbiguousRows, EditConflict, InvalidInput
 from tests.keyed_tables import begun, keyed, upsert
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges
 from tests.support.reading import query as rows_of
-from tests.support.state import LAYOUTS, TableContext, WriteAttempt
+from tests.support.state import LAYOUTS, TableContext, WriteAttempt, WriteAttempts
 from tests.support.writing import (
     Computed,
     Concern,
@@ -426,3 +426,36 @@ def test_the_rows_of_a_replacement_get_a_later_place_with_their_transaction(inst
         table.update({"k": 20}, {"v": 7})
         other.upsert([{"k": 1, "v": 100}])
     assert (tx.attempts, seen(table)[20], seen(other)) == (2, 8, {1: 1})
+
+
+def test_a_commit_after_the_beginning_of_a_replacement_is_no_earlier_one(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, begin = made(instance, "newest_row"), WriteAttempts.begin
+
+    def late(attempts: WriteAttempts, *args: Any, **how: Any) -> WriteAttempt:
+        found = begin(attempts, *args, **how)
+        monkeypatch.setattr(WriteAttempts, "begin", begin)
+        table.upsert([{"k": 20, "v": 7}])
+        return found
+
+    monkeypatch.setattr(WriteAttempts, "begin", late)
+    assert table.replace(dm.sql("k = 20"), [{"k": 20, "v": 1}]).attempts == 2
+    assert seen(table)[20] == 1
+
+
+def test_texts_of_one_number_match_a_row_twice(instance: Instance) -> None:
+    table, source = made(instance), pa.table({"x": ["20", "020"], "y": [1, 2]})
+    with pytest.raises(AmbiguousRows):
+        table.merge_into(source, dm.sql("t.k = s.x"), [dm.WhenMatched(update={"v": dm.sql("s.y")})])
+
+
+def test_an_id_that_is_too_long_is_named_as_it_was_given(instance: Instance) -> None:
+    with pytest.raises(InvalidInput, match="ingest_id"):
+        made(instance).replace({"k": 1}, [{"k": 1, "v": 1}], ingest_id="x" * 10_000)
+
+
+def test_the_time_of_a_deletion_by_values_is_that_of_the_database(instance: Instance) -> None:
+    table = made(instance, "newest_row")
+    deleted_at = table.delete({"v": 20}).deleted_at
+    assert 20 not in {row["k"] for row in table.query(as_of=deleted_at).read_all().to_pylist()}

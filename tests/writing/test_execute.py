@@ -74,7 +74,8 @@ BOTH: list[tuple[Any, ...]] = [
     ("insert into t (g, k) values ('i', 9), ('j', '10')",),
     ("insert into t (k, g, n, s) values (9, 'i', default, 'x'), (10, 'j', 2, default)",),
     ("insert into t (k, g, n, x, d) values (9007199254740993, 'a', 1.6, 'nan', '2026-01-02'), "
-     "(1e0, 'b', '7', 0.5, date '2026-01-03' + 1), (case when true then 5 else 6 end, 'c', (2), 1, null)",),
+     "(1e0, 'b', '7', 0.5, date '2026-01-03' + 1), (case when true then 5 else 6 end, 'c', (2), 1, null), "
+     "(8, 'd', default /* none */, 1 -- one\n, default)",),
     ("insert into t (k, g, x) select k + 10, g || '!', n from t where n is not null order by k limit 3",),
     ("insert into t by name select 'z' as G, 26 as k",),
     ("insert into t from news where k = 7",),

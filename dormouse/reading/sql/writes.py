@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import duckdb
 
@@ -64,14 +64,23 @@ class Conflict:
     condition: Expression | None = None
 
 
+class Cell(NamedTuple):
+    """The place of a value in the text of VALUES, in bytes of UTF-8, and the number of its column."""
+
+    begin: int
+    end: int
+    column: int
+    is_default: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """A SELECT or VALUES that gives rows, and the WITH before the statement, or ""."""
 
     prefix: str
     text: str
-    cells: tuple[tuple[int, int, int], ...] = ()
-    """The place of each value in VALUES: its first byte in UTF-8, the end, and the number of its column."""
+    cells: tuple[Cell, ...] = ()
+    """The values in VALUES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,25 +287,23 @@ class _Parser(Scanner):
 
     def _query(self, prefix: str) -> Query:
         """Moves past the rows of an INSERT."""
-        start, cells = self.place(), []
-        if self.sees("values"):
-            cells = [(begin - start, end - start, number) for begin, end, number in self._cells()]
+        cells = self._cells() if self.sees("values") else ()
         text = self.until(lambda: self.keyword() == "returning" or self._begins_conflict())
         return Query(prefix, text, tuple(cells))
 
     def _begins_conflict(self) -> bool:
         return self.sees("on", "conflict") and self.word(2) in {"do", "(", "on", "where"}
 
-    def _cells(self) -> list[tuple[int, int, int]]:
-        """Returns the first byte, the end and the column of each value in VALUES; moves nothing."""
-        first, found = self.at, []
+    def _cells(self) -> list[Cell]:
+        """Returns the values in VALUES; moves nothing."""
+        first, start, found = self.at, self.place(), []
         self.takes("values")
         while self.takes("("):
             column = 0
             while not self.takes(")"):
-                begin = self.place()
+                begin, is_default = self.place(), self.word() == "default" and self.word(1) in {",", ")"}
                 self.until(lambda: self.sees(","))
-                found.append((begin, self.place(), column))
+                found.append(Cell(begin - start, self.place() - start, column, is_default))
                 column += 1
                 # a comma may end the list
                 self.takes(",")

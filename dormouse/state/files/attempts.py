@@ -217,7 +217,7 @@ class WriteAttempts:
             if then is None:
                 return _PLAN.fetch(conn, values), None
             # each is a transaction, so the second one sees no earlier moment
-            first, second = execute_each(conn, [(_PLAN, values), then])
+            first, second = execute_each(conn, [(_PLAN, values), then], repeats_reads=True)
             if isinstance(first, psycopg.Error):
                 raise first
             return first, None if isinstance(second, psycopg.Error) else second

@@ -481,7 +481,7 @@ def test_the_places_of_values_are_found(connection: duckdb.DuckDBPyConnection) -
     parsed = written(connection, f"insert into t {text}")
     assert isinstance(parsed, Insert)
     raw = parsed.query.text.encode()
-    assert [(raw[begin:end].strip(), column) for begin, end, column in parsed.query.cells] == [
+    assert [(raw[one.begin : one.end].strip(), one.column) for one in parsed.query.cells] == [
         (b"default", 0), (b"'default'", 1), (b"(1)", 2),
         (b"[1, 2][1]", 0), (b'"default"', 1), (b"DEFAULT", 2),
     ]  # fmt: skip
