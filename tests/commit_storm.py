@@ -21,7 +21,8 @@ from psycopg.conninfo import make_conninfo
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import CommitFailed, DormouseError, TableAlreadyExists, TableNotFound
-from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
+from dormouse.model.edits import sql
+from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest, is_inlined
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
@@ -41,6 +42,8 @@ SCHEMA = Schema([Field("key", LONG)])
 PROPERTIES = TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
 TABLES = ("quiet", "converted", "cleared", "dropped")
 """The tables, each named after the changes of the whole table that happen during the commits."""
+PAIR = ("quiet", "converted")
+"""The tables of transactions, which keep all their rows."""
 ROWS = 3
 FUTILE = 10
 """The number of consecutive requests that can only be refused."""
@@ -68,9 +71,9 @@ class Storm:
         return str(self.folder / "objects")
 
     def answers(self) -> list[Answer]:
-        """Returns the answers that all processes received, in no order."""
-        lines = [line for path in self.folder.glob("*.answers") for line in path.read_text().splitlines()]
-        return [Answer(**json.loads(line)) for line in lines]
+        """Returns the answers that processes have written, in no order."""
+        paths = self.folder.glob("*.answers")
+        return [Answer(**json.loads(line)) for path in paths for line in path.read_text().split("\n")[:-1]]
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,10 @@ def commit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
 
 
 def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, stop: Signal) -> None:
-    """Ingests rows, and rewrites files by requests of which a part is refused."""
+    """Ingests and edits rows, and rewrites files by requests of which a part is refused.
+
+    A transaction edits rows of a table, and ingests into it and another one.
+    """
     while not stop.is_set():
         name = f"{number}-{time.monotonic_ns()}"
         try:
@@ -189,7 +195,7 @@ def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
         except TableNotFound:
             continue
         about = (table.name, table.context.table.table_id, name)
-        what = rng.choices(["ingest", "rewrite", "futile"], [6, 4, 1])[0]
+        what = rng.choices(["ingest", "transaction", "rewrite", "futile"], [6, 3, 4, 1])[0]
         if what == "ingest":
             first = time.monotonic_ns() // 1_000 * 10 + number
             keys = [first + 10_000_000_000_000_000 * n for n in range(ROWS)]
@@ -199,6 +205,8 @@ def submit(instance: Instance, ledger: Ledger, rng: random.Random, number: int, 
                 applied = ledger.ask("ingest", *about, partial(ingest, table, data, name), keys)
                 if applied and rng.random() < 0.8:  # some repeat it though it was applied
                     break
+        elif what == "transaction":
+            transact(instance, ledger, rng, name)
         elif what == "rewrite":
             rewrite(instance, table, ledger, rng, about)
         else:
@@ -214,10 +222,29 @@ def ingest(table: Table, data: pa.Table, name: str) -> bool:
     return table.ingest(data, ingest_id=name, engine="local").applied
 
 
+def transact(instance: Instance, ledger: Ledger, rng: random.Random, name: str) -> None:
+    """Ingests into the tables `PAIR`, and writes rows of one of them again with the keys that they have."""
+    first = time.monotonic_ns() // 1_000 * 10 + 9
+    keys = [first + 10_000_000_000_000_000 * n for n in range(ROWS)]
+    table_id = instance.table(PAIR[0]).context.table.table_id
+    modulus = rng.choice([2, 10])
+
+    def work() -> bool | None:
+        with instance.transaction(name) as transaction:
+            transaction.update(PAIR[0], sql(f"key % 11 % {modulus} = 0"), {"key": sql("key + 0")})
+            for table in PAIR:
+                transaction.ingest(table, pa.table({"key": keys}))
+        return transaction.applied
+
+    for _ in range(5):
+        if ledger.ask("transaction", PAIR[0], table_id, name, work, keys):
+            break
+
+
 def rewrite(instance: Instance, table: Table, ledger: Ledger, rng: random.Random, about: Any) -> None:
-    """Claims a file and replaces it by a copy, in a request whose other half is refused."""
+    """Claims an object and replaces it by a copy, in a request whose other half is refused."""
     context, name = table.context, about[2]
-    free = [r for r in table.files.file_references() if r.job_id is None]
+    free = [r for r in table.files.file_references() if r.job_id is None and not is_inlined(r.filename)]
     if not free or (commits := context.async_commits) is None:
         return
     old = rng.choice(free)
