@@ -1,6 +1,6 @@
 """A storm of backups that are killed or frozen at random, while the instance is written to.
 
-Each backup must be complete, or not exist.
+Each backup must be complete, or not exist. It has all changes of a transaction, or none.
 
 python -m tests.backup_storm FOLDER --seconds 3600
 """
@@ -27,6 +27,7 @@ from tests.storming import IDLE_MS, freeze
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
+COUNTS = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("n", dm.LONG)])
 KEPT = 4
 """The number of backups that are kept; an operator removes the oldest ones."""
 
@@ -42,18 +43,26 @@ with dm.local(sys.argv[1]) as instance:
 
 @contextmanager
 def written(instance: Instance) -> Iterator[list[int]]:
-    """Adds, compacts and collects rows in the background. Yields the acknowledged rows, in order."""
+    """Adds, counts, compacts and collects rows in the background. Yields the acknowledged rows, in order.
+
+    Each transaction adds a row, and adds 1 to the number of rows in another table.
+    """
     table = instance.create_table("t", SCHEMA, properties=PROMPT)
+    counts = instance.create_table("counts", COUNTS, properties=PROMPT)
+    counts.ingest(pa.table({"key": [0], "n": [0]}))
     acknowledged: list[int] = []
     ended = threading.Event()
 
     def write() -> None:
         while not ended.is_set():
-            table.ingest(pa.table({"key": [len(acknowledged)]}))
+            with instance.transaction() as transaction:
+                transaction.update("counts", {"key": 0}, {"n": dm.sql("n + 1")})
+                transaction.ingest("t", pa.table({"key": [len(acknowledged)]}))
             acknowledged.append(len(acknowledged))
             if len(acknowledged) % 5 == 0:
-                table.compact()
-                table.collect_garbage()
+                for one in (table, counts):
+                    one.compact()
+                    one.collect_garbage()
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -114,6 +123,8 @@ def check(folder: Path, name: str, acknowledged: int) -> None:
         found = sorted(instance.table("t").query().read_all()["key"].to_pylist())
         assert found == list(range(len(found))), "rows are lost or doubled"
         assert len(found) >= acknowledged
+        counts = instance.table("counts").query().read_all().to_pylist()
+        assert counts == [{"key": 0, "n": len(found)}], "half of a transaction"
         assert not instance.check(deep=True).problems
     shutil.rmtree(into)
 

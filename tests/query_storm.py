@@ -1,11 +1,11 @@
-"""Processes that ingest into tables, maintain and read them, all at the same time, and check every answer.
+"""Processes that ingest into tables, edit, maintain and read them, all at once, and check every answer.
 
 At times, their connections are cut or stop answering, and the processes are frozen. They are not killed,
 because each may hold a lock of the shared memory.
 
 A writer numbers its ingests, and sends each ingest to all tables in turn. In shared memory, it records which
 ingests it has begun and which were acknowledged. From this, a reader knows which rows must be in an answer
-and which may be.
+and which may be. An editor changes only the ballast of rows, so it changes no answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -23,7 +23,8 @@ from typing import Any
 import pyarrow as pa
 from query_lake import sql
 
-from dormouse.errors import CommitFailed, ObjectNotFound
+import dormouse as dm
+from dormouse.errors import CommitFailed, EditConflict, ObjectNotFound
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import scan_session, table_view
 from tests.storming import LOST, hurry
@@ -94,7 +95,9 @@ class Storm:
         return [TableContext(self.dsn, supplier, objects, t, trees=TreeCache()) for t in self.tables]
 
 
-COUNTED = ("queries", "parts", "limits", "few", "statements", "jobs", "splits", "collected", "conversions")
+COUNTED = (
+    "queries", "parts", "limits", "few", "statements", "jobs", "splits", "collected", "conversions", "edits",
+)  # fmt: skip
 GIVEN_UP = len(COUNTED)
 LOSSES = GIVEN_UP + 1
 
@@ -163,6 +166,20 @@ def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: 
                 count(storm, "conversions")
         with storm.rounds.get_lock():
             storm.rounds[table] += 1
+
+
+def edit(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: int) -> None:
+    """Changes the ballast of rows, by conditions on keys and on values, once a round of maintenance."""
+    with may_be_lost(storm), may_be_given_up(storm), dm.connect(storm.dsn, storm.objects) as instance:
+        for table, record in enumerate(storm.tables):
+            number, part = rng.randrange(ROWS), rng.randrange(3)
+            of_values = dm.sql(f"n = {number} and ingest % 3 = {part}")
+            of_keys = {"name": rng.choice(NAMES), "part": part, "n": dm.Range(number, number + 5)}
+            values = {"ballast": rng.randbytes(BALLAST_BYTES)}
+            with suppress(EditConflict):
+                edited = instance.table(record.name).update(rng.choice([of_values, of_keys]), values)
+                count(storm, "edits", edited.rows)
+            storm.await_rounds(table, 1)
 
 
 def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number: int) -> None:

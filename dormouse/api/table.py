@@ -184,8 +184,8 @@ class Table(TableReads):
         of earlier commits, also those that a `filter` hides. Rows of later commits stay, and earlier moments
         keep their rows. A null matches only a condition on null. `dry_run` counts the rows. On a keyed
         table, deletes rows of loads that began before the delete, even if these loads commit later. With
-        conditions on values, it writes a mark of deletion for each key whose newest row matches. This, and a
-        deletion by `dm.sql`, is an edit: see `update`.
+        conditions on values, it writes a mark of deletion for each key whose newest row matches, and such
+        loads keep their rows. This, and a deletion by `dm.sql`, is an edit: see `update`.
 
         Raises `InvalidQuery` for a condition that does not fit the schema or limits nothing (a range that is
         open at both ends). Also raises it for a condition on values that the property `aggregate` merges.

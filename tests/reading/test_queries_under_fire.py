@@ -1,4 +1,4 @@
-"""Queries beside ingests, compactions, splits, collections and conversions: every answer is right."""
+"""Queries beside ingests, edits, compactions, splits, collections and conversions: every answer is right."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from query_storm import (
     WRITERS_MAX,
     Asked,
     Storm,
+    edit,
     in_order,
     maintain,
     read,
@@ -26,6 +27,7 @@ from query_storm import (
 
 from dormouse.postgres import ConnectionSupplier
 from tests.storming import IDLE_MS, failing_network, freeze
+from tests.support.api import connect
 from tests.support.model import TableProperties
 from tests.support.objects import open_store
 from tests.support.reading import query
@@ -52,6 +54,7 @@ def storm(
 ) -> Iterator[Storm]:
     given = {**SMALL, "inline_bytes_max": request.param}
     objects = open_store(tmp_path / "objects")
+    connect(dsn, str(tmp_path / "objects")).close()  # the editor opens an instance
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
     tables = tuple(
         catalog.create(
@@ -83,13 +86,13 @@ def storm(
 
 @pytest.mark.slow
 def test_answers_are_right_while_everything_changes(storm: Storm, supplier: ConnectionSupplier) -> None:
-    blow(storm, [(write, 1), (maintain, 1), (read, 1)], seconds=0, at_least=3)
+    blow(storm, [(write, 1), (edit, 1), (maintain, 1), (read, 1)], seconds=0, at_least=3)
     check_end(storm, supplier)
 
 
 @pytest.mark.slow
 def test_answers_are_right_in_a_long_storm(storm: Storm, supplier: ConnectionSupplier) -> None:
-    blow(storm, [(write, 2), (maintain, 2), (read, 3)], seconds=35, at_least=8)
+    blow(storm, [(write, 2), (edit, 1), (maintain, 2), (read, 3)], seconds=35, at_least=8)
     check_end(storm, supplier)
 
 
