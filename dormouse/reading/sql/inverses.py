@@ -280,7 +280,8 @@ def _truncated(_left: Node, right: Node, first: Any, _second: Any, span: Span, r
     days = _TRUNCATED_DAYS.get(first) if isinstance(first, str) else None
     if unit is None or of_result is None or days is None:
         return None
-    return right, span.by(lambda end: end * of_result).widened(0, days * DAY).divided(unit)
+    before = 2 * days * DAY if _may_precede_years(right) else 0
+    return right, span.by(lambda end: end * of_result).widened(before, days * DAY).divided(unit)
 
 
 def _zoned(_left: Node, right: Node, first: Any, _second: Any, span: Span, _result: str) -> Step:
@@ -300,10 +301,20 @@ def _year(argument: Node, span: Span) -> Step:
     unit = _UNITS.get(type_of(argument))
     if unit is None:
         return None
-    low = None if span.low is None or span.low < _YEARS.start else first_day(math.ceil(span.low))
+    is_open = span.low is None or span.low < _YEARS.start or _may_precede_years(argument)
+    low = None if is_open or span.low is None else first_day(math.ceil(span.low))
     high = None if span.high is None or span.high not in _YEARS else first_day(math.floor(span.high) + 1)
     days = Span(low, high)
     return argument, days.by(lambda start: start * DAY // unit, lambda end: end * DAY // unit - 1)
+
+
+def _may_precede_years(argument: Node) -> bool:
+    """Returns whether a time may lie before year 1 and be counted from there backwards.
+
+    DuckDB does so if the time has a zone: it numbers the years before year 1 from 1 on, too, and truncates
+    some of them to later times. Keys have no such times.
+    """
+    return type_of(argument) == ZONED and argument.get("expression_class") != "BOUND_REF"
 
 
 def first_day(year: int) -> int:

@@ -259,6 +259,8 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
 @example(condition="0 < -(k::utinyint)")
 @example(condition="k::float - 1 < 16777216")
 @example(condition="k::double * 1e300 * 1e10 / 1e300 > 1e15")
+@example(condition="year(t - interval 1 day) = 1")
+@example(condition="date_trunc('century', t - interval 1 month) >= timestamptz '0001-01-01'")
 def test_no_row_that_meets_a_condition_on_a_function_lies_outside_the_ranges(
     database: duckdb.DuckDBPyConnection, condition: str
 ) -> None:
