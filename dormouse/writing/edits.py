@@ -430,9 +430,11 @@ class Edit:
     def _computed(self, context: TableContext, change: Change, name: str | None = None) -> _Planned:
         """Computes a change at the present moment, with a new attempt."""
 
+        plans = True
+
         def once(known: TableContext) -> _Planned:
             begun = rows = None
-            if change.reads_its_keys or not is_keyed(known.properties):
+            if plans and (change.reads_its_keys or not is_keyed(known.properties)):
                 if isinstance(change, BegunChange):
                     with suppress(DormouseError):  # with columns that may be outdated
                         begun = change.begun(known)
@@ -459,7 +461,8 @@ class Edit:
             try:
                 return on_current(context, once)
             except QueryOvertaken:
-                # files of the query were collected and nothing was committed: retry, at a later moment
+                # files of the query were collected, or a row was deleted, which ends a planned attempt: retry
+                plans = name is not None
                 if not left:
                     raise
         raise AssertionError

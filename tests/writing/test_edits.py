@@ -459,3 +459,20 @@ def test_the_time_of_a_deletion_by_values_is_that_of_the_database(instance: Inst
     table = made(instance, "newest_row")
     deleted_at = table.delete({"v": 20}).deleted_at
     assert 20 not in {row["k"] for row in table.query(as_of=deleted_at).read_all().to_pylist()}
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_deletions_of_other_rows_do_not_end_an_edit(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    table, plan = made(instance, keep, inline_bytes_max=0), WriteAttempts.plan
+    keys = itertools.count(1_000)
+
+    def overtaken(attempts: WriteAttempts, *args: Any, **how: Any) -> Any:
+        found = plan(attempts, *args, **how)
+        table.delete({"k": next(keys)})
+        return found
+
+    monkeypatch.setattr(WriteAttempts, "plan", overtaken)
+    assert table.update({"k": 20}, {"v": dm.sql("v + 1")}).attempts == 1
+    assert seen(table)[20] == 21
