@@ -138,7 +138,7 @@ class Lake(Inlining):
 
             def step(number: int) -> int:
                 name = f"{table}_{_ENDS[number % len(_ENDS)]}"
-                with refused_on(duckdb.Error):  # of which conflicts with PostgreSQL's rows are no special kind
+                with refused_on(duckdb.Error):  # a conflict in PostgreSQL is no error of its own kind
                     connection.execute(f"call ducklake_flush_inlined_data('lake', table_name => '{name}')")
                     connection.execute(f"call ducklake_rewrite_data_files('lake', '{name}')")
                     connection.execute(f"call ducklake_merge_adjacent_files('lake', '{name}')")
