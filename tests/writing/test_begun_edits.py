@@ -69,10 +69,10 @@ def test_an_update_goes_on_from_what_is_there_when_it_is_planned(
     table = filled(instance, keep, split_threshold_rows=10, split_min_rows=2)
     left = [MEANWHILE[what]]
 
-    def after(*given: Any) -> Any:
+    def after(*given: Any, **how: Any) -> Any:
         if left:
             left.pop()(instance)
-        return execute_each(*given)
+        return execute_each(*given, **how)
 
     monkeypatch.setattr(PLANNING, after)
     table.update({"k": 7}, {"v": sql("v + 1")})

@@ -153,7 +153,7 @@ class Merge:
 
 Written: TypeAlias = Insert | Update | Delete | Merge
 VALUES = (
-    Target, Assignment, Conflict, Query, Insert, Update, Delete, Clause, Merge, Expression, Reference,
+    Target, Assignment, Conflict, Query, Insert, Update, Delete, Cell, Clause, Merge, Expression, Reference,
     Comparison,
 )  # fmt: skip
 """The classes of a parsed statement."""
