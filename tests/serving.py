@@ -20,6 +20,7 @@ import dormouse as dm
 from dormouse.service.app import Server
 from dormouse.settings.service import load_service_settings
 from tests.pauses import pauses
+from tests.support.api import Instance
 
 SECONDS_MAX = 60.0
 SMALL: dict[str, Any] = {"port": 0, "shutdown_seconds_max": 0, "sql_workers": 0}
@@ -47,6 +48,13 @@ def stand_in(**parts: Any) -> Any:
     return SimpleNamespace(
         **{"check_reachable": lambda: None, "objects": SimpleNamespace(url="s3://bucket"), **parts}
     )
+
+
+def with_one_row(instance: Instance) -> Instance:
+    """Returns the instance after it has got table t, with key k 1 and v 'old'."""
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
+    instance.create_table("t", schema).ingest([{"k": 1, "v": "old"}])
+    return instance
 
 
 @contextmanager

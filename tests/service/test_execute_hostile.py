@@ -12,7 +12,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.client import connect
-from tests.serving import computes_nothing, eventually, serving
+from tests.serving import computes_nothing, eventually, serving, with_one_row
 from tests.support.api import Instance
 
 SECONDS_MAX = 2.0
@@ -47,9 +47,7 @@ HOSTILE = TIME | MEMORY
 
 @pytest.fixture(scope="module")
 def instance(module_instance: Instance) -> Instance:
-    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
-    module_instance.create_table("t", schema).ingest([{"k": 1, "v": "old"}])
-    return module_instance
+    return with_one_row(module_instance)
 
 
 @pytest.fixture(scope="module")

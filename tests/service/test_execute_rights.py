@@ -11,7 +11,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from tests.every_door import of_arrow
-from tests.serving import http_get, http_post, serving
+from tests.serving import http_get, http_post, serving, with_one_row
 from tests.support.api import Instance
 
 TOKENS = """
@@ -34,9 +34,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def instance(module_instance: Instance) -> Instance:
-    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
-    module_instance.create_table("t", schema).ingest([{"k": 1, "v": "old"}])
-    return module_instance
+    return with_one_row(module_instance)
 
 
 @pytest.fixture(scope="module")

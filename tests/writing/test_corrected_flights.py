@@ -9,16 +9,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.demo.datasets import FLIGHTS, Flights
+from dormouse.demo.datasets import FLIGHTS
+from tests.flights_by_key import KEYS, PROPERTIES, flights_in
 from tests.support.api import Instance, Table, connect
 
-KEYS = ["carrier", "flight", "time", "origin"]
-PROPERTIES = {
-    "split_threshold_rows": 50_000,
-    "compaction_batch_files": 4,
-    "size_ratio": 1,
-    "gc_delay_seconds": 0,
-}
 EVERY = dm.Schema(
     FLIGHTS.row_keys, FLIGHTS.sort_keys, [*FLIGHTS.values, dm.Field("note", dm.STRING, nullable=True)]
 )
@@ -79,10 +73,7 @@ def check(table: Table, db: duckdb.DuckDBPyConnection, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["newest_row", "every_row"])
 def test_a_year_with_corrections_of_each_month_equals_duckdbs(dsn: str, tmp_path: Path, keep: str) -> None:
-    db = duckdb.connect()
-    Flights().prepare(db, tmp_path, lambda _: None)
-    one = f"row_number() over (partition by {', '.join(KEYS)} order by dep_time) = 1"
-    db.execute(f"create table first as select *, null::varchar as note from flights qualify {one}")
+    db = flights_in(tmp_path, "*, null::varchar as note")
     db.execute("create table expected as from first limit 0")
     with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         properties = dm.TableProperties(**PROPERTIES, keep=keep)

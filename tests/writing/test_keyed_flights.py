@@ -11,22 +11,15 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.demo.datasets import FLIGHTS, Flights
+from dormouse.demo.datasets import FLIGHTS
+from tests.flights_by_key import KEYS, PROPERTIES, flights_in
 from tests.support.api import connect
 
-KEYS = ["carrier", "flight", "time", "origin"]
 VALUES = [name for name in FLIGHTS.names if name not in KEYS]
 KEYED = dm.Schema(
     [FLIGHTS.field(name) for name in KEYS],
     values=[FLIGHTS.field(name) for name in VALUES] + [dm.Field("delivery", dm.LONG)],
 )
-PROPERTIES = {
-    "keep": "newest_row",
-    "split_threshold_rows": 50_000,
-    "compaction_batch_files": 4,
-    "size_ratio": 1,
-    "gc_delay_seconds": 0,
-}
 # a tenth of the flights comes again with other delays; some of them are cancelled
 CORRECTED = """
     select * replace (dep_delay + 1 as dep_delay, arr_delay + (flight % 7)::int as arr_delay),
@@ -58,13 +51,10 @@ def rows_of(db: duckdb.DuckDBPyConnection, source: str) -> pa.Table:
 def test_upserts_of_corrected_months_equal_a_merge_after_each_month(
     dsn: str, tmp_path: Path, newest_by: str | None
 ) -> None:
-    db = duckdb.connect()
-    Flights().prepare(db, tmp_path, lambda _: None)
-    one = f"row_number() over (partition by {', '.join(KEYS)} order by dep_time) = 1"
-    db.execute(f"create table first as from flights qualify {one}")
+    db = flights_in(tmp_path)
     db.execute("create table expected as select *, 0::bigint as delivery from first limit 0")
     with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        properties = dm.TableProperties(**PROPERTIES, newest_by=newest_by)
+        properties = dm.TableProperties(**PROPERTIES, keep="newest_row", newest_by=newest_by)
         table = instance.create_table("flights", KEYED, properties=properties)
         cut, copy = table.history.record_cut(), rows_of(db, "expected")
         for number in range(24):
