@@ -301,8 +301,9 @@ def _year(argument: Node, span: Span) -> Step:
     unit = _UNITS.get(type_of(argument))
     if unit is None:
         return None
-    is_open = span.low is None or span.low < _YEARS.start or _may_precede_years(argument)
-    low = None if is_open or span.low is None else first_day(math.ceil(span.low))
+    if _may_precede_years(argument):
+        span = Span(None, span.high)
+    low = None if span.low is None or span.low < _YEARS.start else first_day(math.ceil(span.low))
     high = None if span.high is None or span.high not in _YEARS else first_day(math.floor(span.high) + 1)
     days = Span(low, high)
     return argument, days.by(lambda start: start * DAY // unit, lambda end: end * DAY // unit - 1)
