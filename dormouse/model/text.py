@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from hashlib import blake2b
 from urllib.parse import quote
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidInput, InvalidQuery
 
 # Names of columns in properties: as they are, or in double quotes if they are not words.
 
@@ -127,6 +127,16 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Returns the end of an error message that suggests the most similar name; empty if none is similar."""
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
+
+
+def check_cases(what: str, names: Iterable[str]) -> None:
+    """Raises `InvalidQuery`, which begins with `what`, for names between which SQL cannot tell."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise InvalidQuery(
+                f"{what} {other!r} and {name!r} differ in upper and lower case only: rename one"
+            )
 
 
 def of_one_key(partition_id: str) -> str:

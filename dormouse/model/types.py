@@ -17,6 +17,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from dormouse.errors import InvalidQuery, InvalidSchema
+from dormouse.model.text import check_cases
 
 FIELD_NAME_LENGTH_MAX = 1_000
 NESTING_DEPTH_MAX = 16
@@ -265,15 +266,15 @@ def plain(value: Any) -> Any:
 def checked_parameters(parameters: object) -> Parameters:
     """Returns the parameters of a statement as a list or a dict; an empty list for None.
 
-    Raises `InvalidQuery` for too many parameters, or for a value for which DuckDB has no type.
+    Raises `InvalidQuery` for too many parameters, for two whose names differ in upper and lower case only, or
+    for a value for which DuckDB has no type.
     """
     if parameters is None:
         return []
     if isinstance(parameters, Mapping):
         _check_count(parameters)
-        return {
-            _parameter_name(name): _checked_parameter(f"${name}", value) for name, value in parameters.items()
-        }
+        check_cases("parameters", map(_parameter_name, parameters))
+        return {name: _checked_parameter(f"${name}", value) for name, value in parameters.items()}
     if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes | bytearray):
         _check_count(parameters)
         return [_checked_parameter(f"${number}", value) for number, value in enumerate(parameters, 1)]

@@ -24,7 +24,7 @@ from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed, unchecked
-from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
+from dormouse.model.text import COLUMNS_SHOWN, check_cases, did_you_mean, shown_list
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import in_slices, rendered
@@ -130,8 +130,8 @@ class Merge:
         if self._given is None or isinstance(self._source, Sql):
             self.close()
             self._given = self._staged(what, context)
-        _check_cases(what, "the table", context.schema.names)
-        _check_cases(what, "the source", self._given.columns)
+        check_cases(f"{what}: the table's columns", context.schema.names)
+        check_cases(f"{what}: the source's columns", self._given.columns)
         return _Computation(
             self, what, context, self._given, self.clauses(what, context, self._given.columns)
         )
@@ -226,16 +226,6 @@ def _are_sparse(ranges: KeyRanges, schema: Schema) -> bool:
     high: Any = items[-1].max
     is_listed = all(item.is_exact for name in ranges for item in ranges[name])
     return is_listed and high - low >= APART_LEAST * len(items)
-
-
-def _check_cases(what: str, whose: str, names: Sequence[str] | Mapping[str, DataType]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        if seen.setdefault(name.lower(), name) != name:
-            raise InvalidQuery(
-                f"{what}: columns {seen[name.lower()]!r} and {name!r} of {whose} differ in upper and lower "
-                "case only: rename one"
-            )
 
 
 class _Computation:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dormouse.errors import InvalidQuery
+from dormouse.model.text import check_cases
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.where import unknown
 from dormouse.state.context import TableContext
@@ -78,11 +79,5 @@ def _alike(name: str, other: str) -> InvalidQuery:
 
 
 def _checked(context: TableContext) -> TableContext:
-    names: dict[str, str] = {}
-    for name in context.schema.names:
-        if names.setdefault(name.lower(), name) != name:
-            raise InvalidQuery(
-                f"SQL cannot read table {context.table.name!r}: its columns {names[name.lower()]!r} and "
-                f"{name!r} differ in upper and lower case only"
-            )
+    check_cases(f"SQL cannot read table {context.table.name!r}: its columns", context.schema.names)
     return context

@@ -338,6 +338,7 @@ def test_parameters_are_values(
         ("select $1", [object()], "parameter $1 is <object object"),
         ("select $1", ["a\0b"], "parameter $1 must have no NUL"),
         ("select $a", {"a b": 1}, "'a b' cannot be a parameter's name"),
+        ("select $a", {"a": 1, "b": 3, "A": 2}, "parameters 'a' and 'A' differ in upper and lower case only"),
         ("select count(*) from Flights where flight = $1", ["x"], "Could not convert string 'x' to INT64"),
     ],
 )
