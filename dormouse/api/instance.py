@@ -258,7 +258,7 @@ class Instance(Upkeep):
         *,
         edit_id: str | None = None,
         dry_run: bool = False,
-        attempts_max: int = 5,
+        attempts_max: int = edits.COMPUTED_MAX,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
     ) -> edits.ExecuteReport:
@@ -291,7 +291,9 @@ class Instance(Upkeep):
 
         return parsed_clauses(self._tables, self.table(table).schema, texts)
 
-    def transaction(self, transaction_id: str | None = None, *, attempts_max: int = 5) -> Transaction:
+    def transaction(
+        self, transaction_id: str | None = None, *, attempts_max: int = edits.COMPUTED_MAX
+    ) -> Transaction:
         """Returns a transaction, in which one commit changes several tables: all, or none, and once.
 
         `with instance.transaction() as tx: tx.upsert("stock", rows); tx.delete("carts", {"cart": 7})`. With

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from dormouse.api.table_reads import TableReads
-from dormouse.errors import names_what_is_missing
+from dormouse.errors import DormouseError, names_what_is_missing
 from dormouse.model import edits
 from dormouse.model.cut import When
 from dormouse.model.loops import Progress, no_progress
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 
-DELETE_ATTEMPTS_MAX = 10
 Waiting = Callable[[str], object] | None
 """A function that a round calls with the reason why it waits for the commit queue."""
 
@@ -200,8 +199,9 @@ class Table(TableReads):
             with nullcontext() if dry_run else self.changing():
                 return delete(self.context, where, dry_run=dry_run)
         change = Replace(self._tables.sessions(), where)
-        done = self._edited(change, None, DELETE_ATTEMPTS_MAX, dry_run=dry_run)
-        at = None if dry_run else now(self.context).at
+        done, at = self._edited(change, None, edits.COMPUTED_MAX, dry_run=dry_run), None
+        with suppress(DormouseError):  # the rows are deleted, whatever happens to the database now
+            at = None if dry_run else now(self.context).at
         return DeleteReport(None, at, done.counts["deleted"])
 
     def replace(
@@ -222,7 +222,7 @@ class Table(TableReads):
         from dormouse.writing.plain_changes import Given, Replace
 
         change = Replace(self._tables.sessions(), where, Given(data), progress)
-        done = self._edited(change, ingest_id, 5, dry_run=dry_run, kind="replace")
+        done = self._edited(change, ingest_id, edits.COMPUTED_MAX, dry_run=dry_run, kind="replace")
         inserted, deleted = done.counts.get("inserted", 0), done.counts.get("deleted")
         return edits.ReplaceReport(done.edit_id, inserted, deleted, done.attempts, done.applied)
 
@@ -233,7 +233,7 @@ class Table(TableReads):
         *,
         edit_id: str | None = None,
         dry_run: bool = False,
-        attempts_max: int = 5,
+        attempts_max: int = edits.COMPUTED_MAX,
         progress: Progress = no_progress,
     ) -> edits.UpdateReport:
         """Gives the rows that meet a condition new values, in one commit: readers see all of them or none.
@@ -264,7 +264,7 @@ class Table(TableReads):
         *,
         edit_id: str | None = None,
         dry_run: bool = False,
-        attempts_max: int = 5,
+        attempts_max: int = edits.COMPUTED_MAX,
         progress: Progress = no_progress,
     ) -> edits.MergeReport:
         """Merges the rows of a source into the table, in one commit, as SQL's MERGE does.

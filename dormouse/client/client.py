@@ -13,7 +13,7 @@ from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.model.cut import When, text_of_when
-from dormouse.model.edits import ExecuteReport
+from dormouse.model.edits import COMPUTED_MAX, ExecuteReport
 from dormouse.model.json_values import with_times
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
@@ -153,7 +153,7 @@ class Client:
         *,
         edit_id: str | None = None,
         dry_run: bool = False,
-        attempts_max: int = 5,
+        attempts_max: int = COMPUTED_MAX,
     ) -> ExecuteReport:
         """Runs one INSERT, UPDATE, DELETE, TRUNCATE or MERGE INTO once. See `Instance.execute`.
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from dormouse.errors import InvalidInput
 
+COMPUTED_MAX = 5
+"""How often an edit is computed, by default, before it is refused with `EditConflict`."""
 Every = Literal["*"]
 """All columns of the table, each from the source's column of the same name."""
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from dormouse.data.arrow_schema import conform
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.model.cut import Position
-from dormouse.model.edits import MergeReport, When
+from dormouse.model.edits import COMPUTED_MAX, MergeReport, When
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
@@ -54,7 +54,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.history.moments import kept
 from dormouse.writing.deleting import DELETES
-from dormouse.writing.edits import ATTEMPTS_MAX, Changed, Computed, Concern, Edit, check_may_edit
+from dormouse.writing.edits import Changed, Computed, Concern, Edit, check_may_edit
 from dormouse.writing.ingest import keyed_rows
 from dormouse.writing.listed_deletions import deletions_of_rows
 
@@ -74,7 +74,7 @@ def merge(
     when: Sequence[When] | When,
     *,
     edit_id: str | None = None,
-    attempts_max: int = ATTEMPTS_MAX,
+    attempts_max: int = COMPUTED_MAX,
     progress: Progress | None = None,
 ) -> MergeReport:
     """Updates, deletes and inserts rows of a table by the rows of a DataFrame, in one commit.

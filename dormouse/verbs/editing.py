@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from dormouse.model.edits import COMPUTED_MAX
 from dormouse.verbs.verb import Call, Document, Http, OfTable, Parameters, Request, Statement, Verb, options
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class MadeOnce(Request):
 class Edit(MadeOnce):
     """An edit that is computed again if other commits change the rows that it read."""
 
-    attempts_max: int = Field(default=5, ge=1, le=ATTEMPTS_MAX)
+    attempts_max: int = Field(default=COMPUTED_MAX, ge=1, le=ATTEMPTS_MAX)
     """How often the edit is computed, before it is refused."""
 
 

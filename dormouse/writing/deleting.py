@@ -27,7 +27,7 @@ class DeleteReport:
 
     - If a condition was recorded, `deletion_id` and `deleted_at` are set. The rows are not counted.
     - After a dry run, or for a condition that no row can meet, only `rows` is set.
-    - If marks were loaded into a keyed table, `deleted_at` and `rows` are set.
+    - If rows were read, `rows` is set, and `deleted_at`, unless the database was lost after the commit.
     """
 
     deletion_id: int | None

@@ -30,6 +30,7 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Position
+from dormouse.model.edits import COMPUTED_MAX
 from dormouse.model.file_reference import FileWithReferences, is_inlined
 from dormouse.model.loops import backoff_seconds, portions, tries
 from dormouse.model.region import KeyRanges, Range, united
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
     from dormouse.postgres.connection import Supplier
     from dormouse.reading.table_view import Foreseen
 
-ATTEMPTS_MAX = 5
-"""How often a change is computed before it is refused with `EditConflict`."""
 EDIT_ID_BYTES_MAX = 200
 OVERTAKEN_MAX = 10
 _ID_NAMES = {"edit": "edit_id", "transaction": "transaction_id"}
@@ -238,7 +237,7 @@ class Edit:
         supplier: Supplier,
         edit_id: str | None,
         kind: str = "edit",
-        attempts_max: int = ATTEMPTS_MAX,
+        attempts_max: int = COMPUTED_MAX,
         *,
         leftovers: bool = False,
     ) -> None:

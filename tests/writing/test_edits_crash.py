@@ -6,6 +6,7 @@ The same id again completes each of them once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +17,7 @@ from keyed_tables import SCHEMA
 from runners import the_dead_are_known
 
 import dormouse as dm
+from tests.cutting import CuttingProxy, until
 from tests.killed_edits import EDITS, EVERY, KEYED, KEYS, Editors
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
@@ -84,6 +86,21 @@ def check_killed(instance: Instance, editors: Editors, what: str, first: int, st
     assert instance.check(deep=True).problems == ()
     assert [*instance.orphans(timedelta(0))] == []
     return killed
+
+
+def test_a_deletion_whose_database_is_lost_after_its_commit_is_reported(
+    instance: Instance, dsn: str, tmp_path: Path
+) -> None:
+    fill(instance, "file_table")
+    # every connection that asks for the present moment is lost
+    with (
+        closing(CuttingProxy(dsn, until(b"clock_timestamp() from tables where"))) as proxy,
+        dm.connect(proxy.dsn, (tmp_path / "objects").as_uri()) as away,
+    ):
+        report = away.table(KEYED).delete({"v": 0})
+    assert proxy.broken
+    assert (report.rows, report.deleted_at) == (5, None)
+    assert values(instance)[KEYED] == {}
 
 
 def test_a_transaction_killed_at_some_exchanges_is_done_or_not(instance: Instance, editors: Editors) -> None:
