@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from dormouse.errors import InvalidInput
 
+TARGET, SOURCE = "t", "s"
+"""The names of the rows of a table, and of the rows of a merge's source, in expressions."""
 COMPUTED_MAX = 5
 """How often an edit is computed, by default, before it is refused with `EditConflict`."""
 Every = Literal["*"]

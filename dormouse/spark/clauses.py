@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -16,32 +16,15 @@ from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import BooleanType, DataType, StructType
 
-from dormouse.data.arrow_schema import arrow_type, check_columns
+from dormouse.data.arrow_schema import check_columns
 from dormouse.errors import InvalidData, InvalidInput, InvalidQuery
-from dormouse.model.edits import (
-    Columns,
-    Condition,
-    Sql,
-    When,
-    WhenMatched,
-    WhenNotMatched,
-)
+from dormouse.model.edits import SOURCE, TARGET, Sql
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import is_keyed
-from dormouse.reading.where import unknown, value_of
+from dormouse.sources.source import unkeyed
 from dormouse.spark.frames import backquoted
 from dormouse.state.context import TableContext
+from dormouse.writing.edit_rules import SEEN, Clause, ClauseReader, Kind, read_on
 
-Kind = Literal["matched", "not_matched", "by_source"]
-Action = Literal["update", "insert", "delete", "nothing"]
-TARGET, SOURCE = "t", "s"
-"""The names of the rows of the table and of the source in conditions and expressions."""
-_SEEN: Mapping[Kind, tuple[str, ...]] = {
-    "matched": (TARGET, SOURCE),
-    "not_matched": (SOURCE,),
-    "by_source": (TARGET,),
-}
-"""The rows that the clauses of a kind have."""
 _INTEGERS = {"byte", "short", "integer", "long"}
 _TELLS_TIME = re.compile(r"current_|curdate|\bnow\b|localtime|unix_timestamp", re.IGNORECASE)
 
@@ -95,7 +78,7 @@ class Expressions:
             )
         columns = frozenset(_columns(plan.references()))
         for rows, name in columns:
-            if rows not in _SEEN[kind]:
+            if rows not in SEEN[kind]:
                 raise InvalidQuery(
                     f"{what}: {text!r} names {rows}.{name}, and such a clause has no row {rows}"
                 )
@@ -167,18 +150,15 @@ def _first_line(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
-    """A clause. It sets columns to expressions, or to constants, which are Python values.
+class Value:
+    """A new value of a column: an expression, or without one a constant, which is a Python value.
 
-    `copied` has the columns that it sets to a column of the source, with that column.
+    For an expression that is only a column of the source, `copied` is that column.
     """
 
-    kind: Kind
-    action: Action
-    condition: str | None = None
-    expressions: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    copied: Mapping[str, str] = field(default_factory=dict)
+    expression: str | None = None
+    constant: Any = None
+    copied: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +171,12 @@ class Clauses:
     """
 
     on: Expression
-    listed: tuple[Clause, ...]
+    listed: tuple[Clause[Value], ...]
     columns: frozenset[str]
     joining: frozenset[str]
     tells_time: bool
 
-    def having(self, kind: Kind) -> list[Clause]:
+    def having(self, kind: Kind) -> list[Clause[Value]]:
         return [one for one in self.listed if one.kind == kind]
 
     def are_new(self, schema: Schema) -> bool:
@@ -206,7 +186,7 @@ class Clauses:
         return not inserts or (
             self.on.is_equality
             and equated.keys() <= set(schema.row_key_names)
-            and all(one.copied.get(name) == column for one in inserts for name, column in equated.items())
+            and all(one.values[name].copied == column for one in inserts for name, column in equated.items())
         )
 
     @property
@@ -228,175 +208,58 @@ def clauses_of(context: TableContext, made: Expressions, source: StructType, on:
 
     Raises `InvalidInput`, and `InvalidQuery` and `InvalidData` for what does not fit the columns.
     """
-    return _Reader(context, made, source).read(on, when)
+    what, schema, names = f"merge into table {context.table.name!r}", context.schema, set(source.names)
+    if len(names) < len(source):
+        raise InvalidInput(f"{what}: a column comes twice in the source; rename one")
+    given = read_on(what, schema, names, on, backquoted)
+    joined = made.checked(f"{what}: on", given.text, "matched", repeats=True)
+    equal = {name for name, column in joined.equated.items() if name == column}
+    engine = _Engine(schema, made)
+    reader = ClauseReader[Value](engine, what, context, names, equal.intersection(schema.row_key_names))
+    listed = tuple(reader.read(when))
+    used = [joined, *(one for _, one in engine.conditions)]
+    first = [joined, *(one for kind, one in engine.conditions if kind == "by_source")]
+    tells_time = any(_TELLS_TIME.search(one.text) for one in used)
+    return Clauses(joined, listed, _of_target(used), _of_target(first), tells_time)
 
 
-class _Reader:
-    def __init__(self, context: TableContext, made: Expressions, source: StructType) -> None:
-        self._what = f"merge into table {context.table.name!r}"
-        self._context = context
-        self._schema = context.schema
+class _Engine:
+    """The checks of `edit_rules.Engine` by Spark, which keep the checked conditions."""
+
+    def __init__(self, schema: Schema, made: Expressions) -> None:
+        self._schema = schema
         self._made = made
-        self._source = {one.name: one.dataType for one in source}
-        self._conditions: list[tuple[Kind, Expression]] = []
-        if len(self._source) < len(source):
-            raise InvalidInput(f"{self._what}: a column comes twice in the source; rename one")
+        self.conditions: list[tuple[Kind, Expression]] = []
 
-    def read(self, on: Any, when: Any) -> Clauses:
-        joined = self._joining(on)
-        given = [when] if isinstance(when, When) else when
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            given = ()
-        listed = [
-            self._clause(f"{self._what}: clause {number}", one, joined) for number, one in enumerate(given, 1)
-        ]
-        if all(one.action == "nothing" for one in listed):
-            raise InvalidInput(
-                f"{self._what}: no clause updates, deletes or inserts; give dm.WhenMatched, "
-                "dm.WhenNotMatched or dm.WhenNotMatchedBySource"
-            )
-        used = [joined, *(one for _, one in self._conditions)]
-        first = [joined, *(one for kind, one in self._conditions if kind == "by_source")]
-        tells_time = any(_TELLS_TIME.search(one.text) for one in used)
-        return Clauses(joined, tuple(listed), _of_target(used), _of_target(first), tells_time)
-
-    def _joining(self, on: Any) -> Expression:
-        what = f"{self._what}: on"
-        if isinstance(on, str) and on in self._schema:
-            on = [on]
-        if isinstance(on, Sequence) and not isinstance(on, str):
-            names = [one.name for one in self._fields(what, on)]
-            self._check_in_source(what, names)
-            on = " AND ".join(f"{TARGET}.{backquoted(name)} = {SOURCE}.{backquoted(name)}" for name in names)
-        return self._made.checked(what, _text(what, on), "matched", repeats=True)
-
-    def _clause(self, what: str, clause: object, joined: Expression) -> Clause:
-        if not isinstance(clause, When):
-            raise InvalidInput(
-                f"{what}: {clause!r} is no clause; use dm.WhenMatched, dm.WhenNotMatched or "
-                "dm.WhenNotMatchedBySource"
-            )
-        if isinstance(clause, WhenNotMatched):
-            where = self._where(what, clause.condition, "not_matched")
-            if clause.insert is None:
-                return Clause("not_matched", "nothing", where)
-            values = self._values(what, clause.insert, "not_matched")
-            self._check_has_all(what, {*values[0], *values[1]})
-            return Clause("not_matched", "insert", where, *values)
-        kind: Kind = "matched" if isinstance(clause, WhenMatched) else "by_source"
-        where = self._where(what, clause.condition, kind)
-        if clause.update is None:
-            return Clause(kind, "delete" if clause.delete else "nothing", where)
-        if clause.delete:
-            raise InvalidInput(f"{what}: a clause updates or deletes, not both")
-        expressions, constants, _ = self._values(what, clause.update, kind)
-        if clause.update == "*":
-            # a key that is equal in both stays as it is
-            same = {name for name, other in joined.equated.items() if name == other}
-            keys = same.intersection(self._schema.row_key_names)
-            expressions = {name: text for name, text in expressions.items() if name not in keys}
-        self._check_keys(what, {*expressions, *constants})
-        return Clause(kind, "update", where, expressions, constants)
-
-    def _where(self, what: str, condition: Condition, kind: Kind) -> str | None:
-        if condition is None:
-            return None
-        found = self._made.checked(what, _text(what, condition), kind, repeats=True)
-        self._conditions.append((kind, found))
+    def condition(self, what: str, given: Sql, kind: Kind) -> str:
+        found = self._made.checked(what, given.text, kind, repeats=True)
+        self.conditions.append((kind, found))
         return found.text
 
-    def _values(
-        self, what: str, columns: Columns, kind: Kind
-    ) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
-        """Returns `expressions`, `constants` and `copied` of a clause."""
-        given: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
-        if not isinstance(columns, Mapping):
-            if columns != "*" and (isinstance(columns, str) or not isinstance(columns, Sequence)):
-                raise InvalidInput(f'{what}: {columns!r} is neither "*", nor columns, nor values by column')
-            if kind == "by_source":
-                raise InvalidInput(
-                    f"{what}: without a row of the source, give new values as a dict by column"
-                )
-            listed = [one for one in self._schema.names if one in self._source] if columns == "*" else columns
-            names = [one.name for one in self._fields(what, listed)]
-            self._check_in_source(what, names)
-            given = {name: Sql(f"{SOURCE}.{backquoted(name)}") for name in names}
-        if not given:
-            raise InvalidInput(f"{what}: it sets no column; name some")
-        expressions, constants, copied, types = {}, {}, {}, {}
-        for one in self._fields(what, given):
-            if isinstance(value := given[one.name], Sql):
-                found = self._made.checked(f"{what}: {one.name!r}", value.text, kind)
-                expressions[one.name], types[one.name] = found.text, found.type
-                if found.copied is not None:
-                    copied[one.name] = found.copied
-            else:
-                constants[one.name] = _constant(what, one, value)
-        _check_types(what, self._schema, types)
-        return expressions, constants, copied
+    def expression(self, what: str, column: Field, given: Sql, kind: Kind) -> Value:
+        found = self._made.checked(what, given.text, kind)
+        try:
+            kinds = pa.schema([(column.name, to_arrow_type(found.type))])
+            check_columns(kinds, unkeyed([column]))
+        except (PySparkException, InvalidData) as error:
+            raise InvalidData(f"{what}: {_first_line(error)}") from None
+        return Value(found.text, copied=found.copied)
 
-    def _fields(self, what: str, names: Iterable[object]) -> list[Field]:
-        for name in names:
-            if name not in self._schema:
-                raise InvalidQuery(f"{what}: {unknown('column', name, self._schema.names)}")
-        return [self._schema.field(str(name)) for name in names]
+    def constant(self, column: Field, value: Any) -> Value:
+        return Value(constant=value)
 
-    def _check_in_source(self, what: str, names: Sequence[str]) -> None:
-        if not names:
-            raise InvalidInput(f"{what}: it names no column that both the table and the source have")
-        for name in names:
-            if name not in self._source:
-                raise unknown("column", name, self._source, f"{what}: the source has no")
+    def of_source(self, what: str, column: Field) -> Value:
+        given = Sql(f"{SOURCE}.{backquoted(column.name)}")
+        return self.expression(f"{what}: {column.name!r}", column, given, "matched")
 
-    def _check_has_all(self, what: str, names: set[str]) -> None:
-        for name in self._schema.names:
-            if name not in names and not self._schema.is_optional(name):
-                raise InvalidQuery(
-                    f"{what}: column {name!r} must not be null, and has no default: give it a value"
-                )
-
-    def _check_keys(self, what: str, names: Iterable[str]) -> None:
-        keys = self._schema.row_key_names if is_keyed(self._context.properties) else ()
-        if changed := next((name for name in names if name in keys), None):
+    def left_out(self, what: str, column: Field) -> Value:
+        # a task would find it only after the rows were read and joined
+        if not self._schema.is_optional(column.name):
             raise InvalidQuery(
-                f"{what}: the table keeps one row for each key, and {changed!r} is a row key, which no "
-                "update changes; delete the row and insert another"
+                f"{what}: column {column.name!r} must not be null, and has no default: give it a value"
             )
+        return Value(constant=self._schema.default(column.name))
 
 
 def _of_target(expressions: Iterable[Expression]) -> frozenset[str]:
     return frozenset(name for one in expressions for rows, name in one.columns if rows == TARGET)
-
-
-def _text(what: str, condition: object) -> str:
-    if isinstance(condition, Sql):
-        return condition.text
-    if not isinstance(condition, str) or not condition.strip():
-        raise InvalidInput(f"{what}: give a condition in Spark SQL, not {condition!r}")
-    return condition
-
-
-def _constant(what: str, column: Field, value: Any) -> Any:
-    """Returns a constant as a value of a column's type. Raises `InvalidQuery` if it does not fit."""
-    if value is None and not column.nullable:
-        raise InvalidQuery(f"{what}: column {column.name!r} must not be null")
-    try:
-        if value is None or column.type.is_nested:
-            return pa.array([value], arrow_type(column.type))[0].as_py()
-        return value_of(column, value)
-    except InvalidQuery as error:
-        raise InvalidQuery(f"{what}: {error}") from None
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        raise InvalidQuery(f"{what}: {column.name!r} is {column.type}, and {value!r} does not fit") from None
-
-
-def _check_types(what: str, schema: Schema, types: Mapping[str, DataType]) -> None:
-    """Raises `InvalidData` for expressions of types that do not fit their columns."""
-    try:
-        columns = [
-            (one.name, to_arrow_type(types[one.name]) if one.name in types else arrow_type(one.type))
-            for one in schema.fields
-        ]
-        check_columns(pa.schema(columns), schema)
-    except (PySparkException, InvalidData) as error:
-        raise InvalidData(f"{what}: {_first_line(error)}") from None

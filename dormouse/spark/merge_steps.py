@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type, conform
-from dormouse.errors import AmbiguousRows, InvalidQuery
+from dormouse.errors import AmbiguousRows
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, given_schema, is_keyed
-from dormouse.spark.clauses import Clause, Clauses
+from dormouse.spark.clauses import Clauses, Value
 from dormouse.spark.staged_rows import ROW, StagedFile, StagingArea
 from dormouse.spark.worker import check_seen
 from dormouse.state.context import TableContext
 from dormouse.writing.deleting import DELETES
+from dormouse.writing.edit_rules import Clause, check_newest, identity, key_text
 
 CLAUSE, BEFORE, VALUES = "__clause", "__before", "__values"
 """The columns with the number of a change's clause, the row before it, and the values of a clause."""
@@ -46,18 +47,13 @@ class ChangeRows:
     table: str
     schema: Schema
     properties: TableProperties
-    clauses: tuple[Clause, ...]
+    clauses: tuple[Clause[Value], ...]
     names: tuple[str, ...]
 
     @staticmethod
     def of(context: TableContext, clauses: Clauses, area: StagingArea) -> ChangeRows:
         schema, properties = context.schema, context.properties
-        if is_keyed(properties):
-            names = schema.row_key_names
-        elif properties.aggregate is not None:
-            names = schema.key_names
-        else:
-            names = tuple(n for n in schema.names if n in schema.key_names or n in clauses.columns)
+        names = schema.row_key_names if is_keyed(properties) else identity(context, clauses.columns)
         return ChangeRows(area, context.table.name, schema, properties, clauses.listed, names)
 
     @property
@@ -82,14 +78,16 @@ class ChangeRows:
                 counts = dict.fromkeys(counts, 0)
 
     def _change(
-        self, clause: Clause, number: int, rows: pa.RecordBatch, new: StagedFile, old: StagedFile
+        self, clause: Clause[Value], number: int, rows: pa.RecordBatch, new: StagedFile, old: StagedFile
     ) -> None:
         before = after = None
         if clause.action != "insert":
             before = conform(pa.RecordBatch.from_struct_array(rows.column(BEFORE)), self.schema)
         if clause.action != "delete":
             after = conform(self._values(clause, number, rows, before), self.schema)
-            self._check_newest(before, after)
+            if before is not None and (by := self.properties.newest_by) is not None:
+                what = f"merge into table {self.table!r}"
+                check_newest(what, self.schema, self.properties, after, before.column(by))
         if self.is_keyed:
             new.add(self._marked(before, after))
         elif after is not None:
@@ -101,18 +99,19 @@ class ChangeRows:
             old.add(kept.append_column(INSERTED, inserted))
 
     def _values(
-        self, clause: Clause, number: int, rows: pa.RecordBatch, before: pa.RecordBatch | None
+        self, clause: Clause[Value], number: int, rows: pa.RecordBatch, before: pa.RecordBatch | None
     ) -> pa.RecordBatch:
         """Returns the values of a clause, and of an update also those that stay."""
         columns = {} if before is None else dict(zip(before.schema.names, before.columns, strict=True))
-        if clause.expressions:
-            computed = pa.RecordBatch.from_struct_array(rows.column(f"{VALUES}{number}"))
-            columns |= zip(computed.schema.names, computed.columns, strict=True)
-        for name, value in clause.constants.items():
-            kind = arrow_type(self.schema.field(name).type)
-            # nulls without a type fit any column that may be null, whatever its parts are
-            scalar = pa.scalar(None) if value is None else pa.scalar(value, kind)
-            columns[name] = pa.repeat(scalar, rows.num_rows)
+        for name, value in clause.values.items():
+            if value.expression is not None:
+                columns[name] = rows.column(f"{VALUES}{number}").field(name)
+            elif value.constant is None:
+                # nulls without a type fit any column that may be null, whatever its parts are
+                columns[name] = pa.nulls(rows.num_rows)
+            else:
+                scalar = pa.scalar(value.constant, arrow_type(self.schema.field(name).type))
+                columns[name] = pa.repeat(scalar, rows.num_rows)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _marked(self, before: pa.RecordBatch | None, after: pa.RecordBatch | None) -> pa.RecordBatch:
@@ -125,20 +124,6 @@ class ChangeRows:
             rows = before.select([name for name in before.schema.names if name in kept_names])
         marks = pa.repeat(pa.scalar(after is None), rows.num_rows)
         return conform(rows.append_column(DELETES, marks), given)
-
-    def _check_newest(self, before: pa.RecordBatch | None, after: pa.RecordBatch) -> None:
-        """Raises `InvalidQuery` if a new row of a keyed table would lose against the row that it replaces."""
-        name = self.properties.newest_by
-        if name is None or before is None:
-            return
-        at = pc.index(pc.less(after.column(name), before.column(name)), True).as_py()
-        if at >= 0:
-            was, value = (rows.column(name)[at].as_py() for rows in (before, after))
-            raise InvalidQuery(
-                f"merge into table {self.table!r}: {name!r} determines which row is the newest, and "
-                f"{value!r} of the row with {key_text(self.schema, after, at)} is less than its {was!r}, "
-                "so the old row would stay"
-            )
 
 
 @dataclass(frozen=True)
@@ -159,8 +144,3 @@ class LookForTwice:
                     table=self.table,
                 )
             yield batch.drop_columns([TWICE])
-
-
-def key_text(schema: Schema, rows: pa.RecordBatch | pa.Table, at: int) -> str:
-    """Returns the row keys of a row, for an error."""
-    return ", ".join(f"{name} {rows.column(name)[at].as_py()!r}" for name in schema.row_key_names)

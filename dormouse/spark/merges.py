@@ -24,13 +24,13 @@ from pyspark.sql.types import StructType
 from dormouse.data.arrow_schema import conform
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.model.cut import Position
-from dormouse.model.edits import COMPUTED_MAX, MergeReport, When
+from dormouse.model.edits import COMPUTED_MAX, SOURCE, TARGET, MergeReport, When
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import is_keyed
 from dormouse.reading.executor import columns_of
-from dormouse.spark.clauses import SOURCE, TARGET, Clauses, Expressions, clauses_of
+from dormouse.spark.clauses import Clauses, Expressions, clauses_of
 from dormouse.spark.frames import Tabular, backquoted, rows_of, struct_of
 from dormouse.spark.ingest import divide, write_files
 from dormouse.spark.merge_steps import (
@@ -45,7 +45,6 @@ from dormouse.spark.merge_steps import (
     VALUES,
     ChangeRows,
     LookForTwice,
-    key_text,
 )
 from dormouse.spark.shuffle import stage
 from dormouse.spark.staged_rows import ROW, StagedRows, StagingArea, frame_of, staging
@@ -54,6 +53,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.history.moments import kept
 from dormouse.writing.deleting import DELETES
+from dormouse.writing.edit_rules import check_editable, is_there
 from dormouse.writing.edits import Changed, Computed, Concern, Edit, check_may_edit
 from dormouse.writing.ingest import keyed_rows
 from dormouse.writing.listed_deletions import deletions_of_rows
@@ -136,12 +136,7 @@ class Source:
 
     def clauses(self, context: TableContext) -> Clauses:
         """Returns the clauses, checked against a version of the table. Runs on a thread of Spark."""
-        name, properties = context.table.name, context.properties
-        if properties.filter is not None:
-            raise InvalidInput(
-                f"merge into table {name!r}: the table's filter hides rows, which a merge would not change; "
-                "clear the property 'filter' first, or delete and ingest rows"
-            )
+        check_editable(context, f"merge into table {context.table.name!r}")
         made = Expressions(
             self.spark, struct_of(columns_of(context.schema, context.schema.names)), self.columns
         )
@@ -161,7 +156,7 @@ class Source:
         schema, equated = context.schema, dict(clauses.on.equated)
         inserts = [one for one in clauses.having("not_matched") if one.action == "insert"]
         for one in inserts if is_keyed(context.properties) else ():
-            equated = {name: column for name, column in equated.items() if one.copied.get(name) == column}
+            equated = {name: column for name, column in equated.items() if one.values[name].copied == column}
         found = {
             name: self._ranges(schema, name, equated[name])
             for name in schema.row_key_names
@@ -230,20 +225,15 @@ def changed_pairs(source: Source, context: TableContext, clauses: Clauses, targe
             col(name).isNotNull() if there else col(name).isNull()
             for name, there in zip((BEFORE, ROW), is_there[clause.kind], strict=True)
         )
-        holds = has_row & has_source
-        if clause.condition is not None:
-            holds &= expr(clause.condition)
         value = lit(None if clause.action == "nothing" else number).cast("int")
-        chosen = chosen.when(holds, value)
+        chosen = chosen.when(has_row & has_source & expr(clause.condition), value)
     acting = joined.withColumn(CLAUSE, chosen).where(col(CLAUSE).isNotNull())
-    values = [
-        case(
-            col(CLAUSE) == number,
-            struct(*(expr(text).alias(name) for name, text in clause.expressions.items())),
-        ).alias(f"{VALUES}{number}")
-        for number, clause in enumerate(clauses.listed)
-        if clause.expressions
-    ]
+    values = []
+    for number, clause in enumerate(clauses.listed):
+        texts = {name: one.expression for name, one in clause.values.items() if one.expression is not None}
+        if texts:
+            new = struct(*(expr(text).alias(name) for name, text in texts.items()))
+            values.append(case(col(CLAUSE) == number, new).alias(f"{VALUES}{number}"))
     return acting.select(CLAUSE, ROW, BEFORE, *values)
 
 
@@ -329,10 +319,7 @@ class _Merge:
         there = rows_of(self.source.spark, context, None, keys, at)
         found = rows.join(there.hint("merge"), keys, "left_semi").limit(1).toArrow()
         if found.num_rows:
-            raise InvalidInput(
-                f"merge into table {context.table.name!r}: the source inserts the row with "
-                f"{key_text(context.schema, found, 0)}, which is there already: 'on' must match it"
-            )
+            raise is_there(f"merge into table {context.table.name!r}", context.schema, found)
 
     def _staged(self, step: ChangeRows, parts: Sequence[StagedRows]) -> DataFrame:
         columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long").add(INSERTED, "boolean")
@@ -377,7 +364,7 @@ class _Merge:
             found.append(rows.join(others, keys, "left_semi"))
         for one in clauses.having("by_source"):
             if one.action != "nothing":
-                found.append(rows if one.condition is None else rows.where(expr(one.condition)))
+                found.append(rows.where(expr(one.condition)))
         return any(one.limit(1).count() for one in found)
 
 

@@ -4,41 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.arrow_schema import arrow_schema, arrow_type, conform
+from dormouse.data.arrow_schema import arrow_schema, conform
 from dormouse.data.transform import quoted
-from dormouse.errors import InvalidData, InvalidInput, InvalidQuery
-from dormouse.model.edits import Sql
+from dormouse.errors import InvalidQuery
+from dormouse.model.edits import SOURCE, TARGET, Sql
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.loops import Progress, no_progress, portions
 from dormouse.model.region import KeyRanges, Range
-from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, given_schema, is_keyed
 from dormouse.model.types import INT, Field
 from dormouse.reading.changes import CHANGE, DELETE
-from dormouse.reading.sql.conditions import DuckDb, type_name
+from dormouse.reading.sql.conditions import DuckDb
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.scalars import (
-    SOURCE,
-    TARGET,
     Relations,
     Scalar,
     columns_text,
-    constant_text,
     reference,
 )
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.table_rows import TableRows
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import unknown, value_of
-from dormouse.sources.source import Source, unkeyed
+from dormouse.sources.source import Source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.deleting import DELETES
@@ -53,22 +47,7 @@ _INTS = (-(1 << 31), (1 << 31) - 1)
 KEYS = "k"
 """The name, in statements, of the keys that an edit wrote."""
 
-# What users give, checked against a table.
-
-
-def check_editable(context: TableContext, what: str) -> None:
-    """Raises `InvalidInput` for a table whose filter hides rows, which an edit could not find."""
-    if context.properties.filter is not None:
-        raise InvalidInput(
-            f"{what}: the table's filter hides rows, which an edit would not change; clear the property "
-            "'filter' first, or delete and ingest rows"
-        )
-
-
-def without_filter(context: TableContext) -> TableContext:
-    """Returns services that also read the rows that the table's filter hides."""
-    unfiltered = context.table.properties.model_copy(update={"filter": None})
-    return replace(context, table=replace(context.table, properties=unfiltered))
+# Expressions that users give.
 
 
 def relation(name: str, fields: Iterable[Field]) -> Relations:
@@ -77,75 +56,14 @@ def relation(name: str, fields: Iterable[Field]) -> Relations:
 
 
 def checked_scalar(
-    sessions: Sessions, what: str, value: object, relations: Relations, *, repeats: bool = False
+    sessions: Sessions, what: str, value: Sql, relations: Relations, *, repeats: bool = False
 ) -> Scalar:
     """Returns a checked expression. Its errors begin with `what`. For `repeats`, see `scalars.scalar`."""
-    if not isinstance(value, Sql):
-        raise InvalidQuery(f"{what}: give dm.sql('an expression'), not {value!r}")
     try:
         with closing(sessions(Interruption())) as session:
             return session.scalar(value.text, relations, repeats)
     except InvalidQuery as error:
         raise InvalidQuery(f"{what}: {error}") from None
-
-
-def checked_columns(what: str, schema: Schema, names: Iterable[object]) -> list[Field]:
-    """Returns the fields of some columns. Raises `InvalidQuery` for an unknown one."""
-    for name in names:
-        if name not in schema:
-            raise InvalidQuery(f"{what}: {unknown('column', name, schema.names)}")
-    return [schema.field(str(name)) for name in names]
-
-
-def check_not_key(what: str, context: TableContext, name: str) -> None:
-    """Raises `InvalidQuery` if an edit would change a row key of a keyed table."""
-    if is_keyed(context.properties) and name in context.schema.row_key_names:
-        raise InvalidQuery(
-            f"{what}: the table keeps one row for each key, and {name!r} is a row key, which no update "
-            "changes; delete the row and insert another"
-        )
-
-
-def checked_constant(what: str, column: Field, value: Any) -> Any:
-    """Returns a constant as a value of a column's type. Raises `InvalidQuery` if it does not fit."""
-    try:
-        if value is not None and not column.type.is_nested:
-            return value_of(column, value)
-        values = pa.array([value], arrow_type(column.type))
-        return conform(pa.table([values], names=[column.name]), unkeyed([column])).column(0)[0].as_py()
-    except InvalidData:
-        said = f"column {column.name!r} must not be null"
-    except InvalidQuery as error:
-        said = str(error)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        said = f"{column.name!r} is {column.type}, and {value!r} does not fit"
-    raise InvalidQuery(f"{what}: {said}")
-
-
-def value_text(
-    sessions: Sessions, what: str, column: Field, value: Any, relations: Relations
-) -> tuple[str, Scalar | None]:
-    """Returns the SQL of a new value of a column, a constant or an `Sql`, with the column's type.
-
-    The second item is the checked expression of an `Sql`.
-    """
-    if not isinstance(value, Sql):
-        return constant_text(column.type, checked_constant(what, column, value)), None
-    found = checked_scalar(sessions, f"{what}: {column.name!r}", value, relations)
-    return f"CAST({found.text} AS {type_name(column.type)})", found
-
-
-def identity(context: TableContext, columns: Iterable[str]) -> tuple[str, ...]:
-    """Returns the columns by which an edit deletes rows that it chose by `columns`.
-
-    Rows with equal values in them are treated alike. If the table merges rows of equal keys, only keys
-    identify a row.
-    """
-    schema = context.schema
-    if context.properties.aggregate is not None:
-        return schema.key_names
-    wanted = {*schema.key_names, *columns}
-    return tuple(name for name in schema.names if name in wanted)
 
 
 # New rows, and the rows that they replace.
@@ -236,26 +154,6 @@ def new_rows(
         names.append(DELETES)
     rows = conform(pa.RecordBatch.from_arrays(list(columns), names=names), schema)
     return rows if places is None else rows.append_column(SEQUENCE, places)
-
-
-def check_newest(what: str, context: TableContext, rows: pa.RecordBatch, before: pa.Array) -> None:
-    """Raises `InvalidQuery` if a new row of a keyed table would lose against the row that it replaces.
-
-    `before` has the value of `newest_by` in each replaced row, or null for a row that replaces none.
-    """
-    name = context.properties.newest_by or ""
-    at = pc.index(pc.less(rows.column(name), before), True).as_py()
-    if at >= 0:
-        old, new = before[at].as_py(), rows.column(name)[at].as_py()
-        raise InvalidQuery(
-            f"{what}: {name!r} determines which row is the newest, and {new!r} of the row with "
-            f"{key_text(context.schema, rows, at)} is less than its {old!r}, so the old row would stay"
-        )
-
-
-def key_text(schema: Schema, rows: pa.RecordBatch | pa.Table, number: int) -> str:
-    """Returns the row keys of a row, for an error."""
-    return ", ".join(f"{name} {rows.column(name)[number].as_py()!r}" for name in schema.row_key_names)
 
 
 # The changes of other commits that concern an edit.

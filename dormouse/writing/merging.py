@@ -19,7 +19,7 @@ from dormouse.data.arrow_schema import arrow_schema, check_names
 from dormouse.data.transform import quoted
 from dormouse.errors import AmbiguousRows, InvalidData, InvalidInput, InvalidQuery
 from dormouse.model.cut import Position
-from dormouse.model.edits import Sql
+from dormouse.model.edits import SOURCE, TARGET, Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
@@ -31,7 +31,7 @@ from dormouse.reading.row_filter import in_slices, rendered
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.named import Named
-from dormouse.reading.sql.scalars import SOURCE, TARGET, columns_text, reference
+from dormouse.reading.sql.scalars import columns_text, reference
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.statements import sql
 from dormouse.reading.sql.table_rows import TableRows
@@ -40,16 +40,13 @@ from dormouse.sources.infer import columns_of
 from dormouse.sources.source import open_source, unkeyed
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
+from dormouse.writing.edit_rules import check_editable, check_newest, identity, is_there, key_text
 from dormouse.writing.edited_rows import (
     KEYS,
     OF_TARGET,
     Concerned,
     Edited,
     Outcome,
-    check_editable,
-    check_newest,
-    identity,
-    key_text,
     new_rows,
     ranges_of,
     target_text,
@@ -388,7 +385,7 @@ class _Computation:
         if self._is_keyed:
             rows = new_rows(self._context, new.columns, pa.array(deleted), before.column(SEQUENCE))
             if (by := self._context.properties.newest_by) is not None:
-                check_newest(self._what, self._context, rows, before.column(by))
+                check_newest(self._what, self._schema, self._context.properties, rows, before.column(by))
             keys = self._inserts.gone.schema.names
             self._inserts.gone.add(rows.select(keys).filter(pa.array(inserted)))
             return Edited(rows)
@@ -447,10 +444,7 @@ class _Computation:
             statement, ranges_of(self._rows, keys, dict(zip(names, names, strict=True))), {KEYS: keys}
         ):
             if there.num_rows:
-                raise InvalidInput(
-                    f"{self._what}: the source inserts the row with {key_text(self._schema, there, 0)}, "
-                    "which is there already: 'on' must match it"
-                )
+                raise is_there(self._what, self._schema, there)
 
     # Facts about the source.
 

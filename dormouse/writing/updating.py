@@ -15,7 +15,7 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery
 from dormouse.model.cut import Position
-from dormouse.model.edits import Sql
+from dormouse.model.edits import TARGET, Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges
 from dormouse.model.stored_conditions import CONDITION_BYTES_MAX
@@ -26,7 +26,7 @@ from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.evaluating import stepped
 from dormouse.reading.sql.moments import microseconds
-from dormouse.reading.sql.scalars import TARGET, Scalar, columns_text, reference
+from dormouse.reading.sql.scalars import Scalar, columns_text, reference
 from dormouse.reading.sql.table_rows import TableRows
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import Foreseen
@@ -35,23 +35,25 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.deletions import NewDeletion
 from dormouse.writing.deleting import asked_rows, deletion_of
+from dormouse.writing.edit_rules import (
+    check_editable,
+    check_newest,
+    check_not_key,
+    checked_columns,
+    checked_constant,
+    identity,
+    without_filter,
+)
 from dormouse.writing.edited_rows import (
     KEYS,
     OF_TARGET,
     Concerned,
     Edited,
     Outcome,
-    check_editable,
-    check_newest,
-    check_not_key,
-    checked_columns,
-    checked_constant,
     checked_scalar,
-    identity,
     new_rows,
     relation,
     target_text,
-    without_filter,
 )
 from dormouse.writing.edits import Begun, Computed, Concern
 from dormouse.writing.listed_deletions import deletions_of_rows
@@ -289,7 +291,7 @@ class _Computation:
         rows = new_rows(self._context, values, marks, places)
         by = self._context.properties.newest_by
         if by in self._constants or by in self._scalars:
-            check_newest(self._what, self._context, rows, before.column(str(by)))
+            check_newest(self._what, self._schema, self._context.properties, rows, before.column(str(by)))
         is_listed = self._chosen.deletion is None
         return Edited(rows, before.select(list(self._gone)) if is_listed else None)
 

@@ -461,7 +461,7 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
     every = dm.WhenMatched(update="*")
     cases: list[tuple[Table, Any, Any, type[Exception], str]] = [
         (table, ["q"], every, InvalidQuery, "on: unknown column 'q'"),
-        (table, [], every, InvalidInput, "on: it names no column"),
+        (table, [], every, InvalidInput, "on is empty; name"),
         (table, 7, every, InvalidInput, "on: give a condition"),
         (table, "t.k +", every, InvalidQuery, "'t.k \\+' is no expression"),
         (table, "t.k = s.q", every, InvalidQuery, "'t.k = s.q' is no expression: .*`s`.`q`"),
@@ -469,9 +469,9 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
         (table, "t.k = s.k AND rand() < 0.5", every, InvalidQuery, "another value each time"),
         (table, "max(t.k = s.k)", every, InvalidQuery, "over one row"),
         (table, "t.k IN (SELECT 1)", every, InvalidQuery, "over one row"),
-        (table, ["k"], [], InvalidInput, "no clause updates"),
+        (table, ["k"], [], InvalidInput, "give clauses: dm.WhenMatched, "),
         (table, ["k"], dm.WhenMatched(), InvalidInput, "no clause updates"),
-        (table, ["k"], "update", InvalidInput, "no clause"),
+        (table, ["k"], "update", InvalidInput, "give clauses"),
         (table, ["k"], [every, "update"], InvalidInput, "clause 2: 'update' is no clause"),
         (table, ["k"], dm.WhenMatched(update="v"), InvalidInput, "neither"),
         (table, ["k"], dm.WhenMatched(update="*", delete=True), InvalidInput, "not both"),

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
+from dormouse.model.edits import TARGET
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, FLOAT, INT, LONG, STRING, DataType, Field
 from dormouse.reading.sql.results import Rows, rows_of
-from dormouse.reading.sql.scalars import TARGET, Step, columns_text, constant_text, reference
+from dormouse.reading.sql.scalars import Step, columns_text, constant_text, reference
 
 _OF_SIGNS = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
 _ROWS = "rows"

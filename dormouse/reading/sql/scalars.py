@@ -26,8 +26,6 @@ from dormouse.reading.sql.results import first_line
 from dormouse.reading.sql.wanted import idle_planner
 from dormouse.reading.where import unknown
 
-TARGET, SOURCE = "t", "s"
-"""The names of the rows of a table, and of the rows of a merge's source, in expressions."""
 SCALARS_MAX = 1_024
 RANDOM = frozenset({"gen_random_uuid", "random", "uuid", "uuidv4", "uuidv7"})
 """The functions that return another value each time."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from dormouse.errors import QueryOvertaken
+from dormouse.model.edits import TARGET
 from dormouse.model.region import KeyRanges
 from dormouse.model.schema import Schema
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.sql.engine import Session, Sessions
 from dormouse.reading.sql.results import Rows
-from dormouse.reading.sql.scalars import TARGET
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.sql.table_files import TableFiles
 from dormouse.reading.sql.wanted import Planning
