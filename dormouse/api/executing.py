@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dormouse.api.table import Table
 from dormouse.api.tables import Tables
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidInput, InvalidQuery
 from dormouse.model.edits import (
+    SOURCE,
+    TARGET,
     ExecuteReport,
     Sql,
     When,
@@ -35,31 +38,36 @@ from dormouse.reading.sql.writes import (
     Query,
     Target,
     Update,
+    Written,
 )
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import ALL, unknown
+from dormouse.writing.edit_rules import MUST_MATCH
 from dormouse.writing.edits import check_may_edit, counted, edited_alone
 from dormouse.writing.plain_changes import Replace
 
 if TYPE_CHECKING:
     from dormouse.model.types import Parameters
     from dormouse.reading.sql.engine import Sessions
+    from dormouse.reading.where import DeleteWhere
 
-T, S = "t", "s"
-"""The names of the table and of the source in the expressions of `Table.update` and `Table.merge_into`."""
-_IS_THERE = "'on' must match it"
-"""The advice of `Table.merge_into` for a key that the table has."""
-_COLUMNS_DIFFER = "same number of result columns"
-"""A part of DuckDB's error for the union of queries with different numbers of columns."""
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """The options of `Instance.execute`."""
+class Calls(Protocol[R_co]):
+    """The calls that statements become, with results of their own.
 
-    edit_id: str | None
-    dry_run: bool
-    attempts_max: int
+    `load` and `merge` get queries. `load` upserts or ingests the rows, and `kind` names the statement.
+    """
+
+    def update(self, where: DeleteWhere | Sql, values: Mapping[str, Any]) -> R_co: ...
+
+    def delete(self, where: DeleteWhere | Sql) -> R_co: ...
+
+    def load(self, rows: str, *, upserts: bool) -> R_co: ...
+
+    def merge(self, kind: str, source: Sql, on: list[str] | Sql, whens: Sequence[When]) -> R_co: ...
 
 
 def execute(
@@ -72,27 +80,83 @@ def execute(
     interruption: Interruption | None = None,
 ) -> ExecuteReport:
     """Runs one statement that writes; see `Instance.execute`."""
-    opened = sessions or tables.sessions()
-    end = interruption or Interruption()
     if sessions is not None or interruption is not None:
+        opened, end = sessions or tables.sessions(), interruption or Interruption()
         tables = tables.running_in(lambda _: opened(end))
-    session = opened(end)
-    try:
+    found, table = written(find, tables, statement, parameters)
+    table = Table(table.context, tables)
+    return Bound(tables, table, _OfTable(tables, table, how)).run(found)
+
+
+def written(
+    find: Callable[[str], Table], tables: Tables, statement: str, parameters: Parameters | None
+) -> tuple[Written, Table]:
+    """Returns a parsed statement and its table."""
+    with closing(tables.sessions()(Interruption())) as session:
         found = session.written(statement, checked_parameters(parameters))
-    finally:
-        session.close()
-    table = Table(find(table_named(found.target.table, tables.named())).context, tables)
+    table = find(table_named(found.target.table, tables.named()))
     check_may_edit(table.context)
-    bound = _Bound(tables, table, how)
-    match found:
-        case Insert():
-            return bound.insert(found)
-        case Update():
-            return bound.update(found)
-        case Delete():
-            return bound.delete(found)
-        case Merge():
-            return bound.merge(found)
+    return found, table
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """The options of `Instance.execute`."""
+
+    edit_id: str | None
+    dry_run: bool
+    attempts_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OfTable:
+    """The calls of a table, which report what they did."""
+
+    tables: Tables
+    table: Table
+    how: How
+
+    @property
+    def _edit(self) -> dict[str, Any]:
+        how = self.how
+        return {"edit_id": how.edit_id, "dry_run": how.dry_run, "attempts_max": how.attempts_max}
+
+    def update(self, where: DeleteWhere | Sql, values: Mapping[str, Any]) -> ExecuteReport:
+        report = self.table.update(where, values, **self._edit)
+        return self._report("update", report, updated=report.rows)
+
+    def delete(self, where: DeleteWhere | Sql) -> ExecuteReport:
+        context, how = self.table.context, self.how
+        change = Replace(self.tables.sessions(), where)
+        if how.dry_run:
+            done = counted(context, change)
+        else:
+            with self.tables.changing():
+                done = edited_alone(context, change, how.edit_id, how.attempts_max)
+        # a recorded condition counts no rows
+        rows = done.counts.get("deleted") if done.applied or how.dry_run else 0
+        return self._report("delete", done, deleted=rows)
+
+    def load(self, rows: str, *, upserts: bool) -> ExecuteReport:
+        name, reader = self.table.known_name, self.tables.sql(rows)
+        if self.how.dry_run:
+            count = sum(batch.num_rows for batch in reader)
+            return ExecuteReport("insert", name, None, count, 0, 0, 1, applied=False)
+        load = self.table.upsert if upserts else self.table.ingest
+        report = load(reader, ingest_id=self.how.edit_id)
+        rows_added = report.rows if report.applied else 0
+        return ExecuteReport("insert", name, report.ingest_id, rows_added, 0, 0, 1, report.applied)
+
+    def merge(self, kind: str, source: Sql, on: list[str] | Sql, whens: Sequence[When]) -> ExecuteReport:
+        report = self.table.merge_into(source, on, whens, **self._edit)
+        done = {name: getattr(report, name) for name in ("inserted", "updated", "deleted")}
+        return self._report(kind, report, **done)
+
+    def _report(
+        self, kind: str, report: Any, *, inserted: int = 0, updated: int = 0, deleted: int | None = 0
+    ) -> ExecuteReport:
+        counts, name = (inserted, updated, deleted), self.table.known_name
+        return ExecuteReport(kind, name, report.edit_id, *counts, report.attempts, report.applied)
 
 
 def parsed_clauses(tables: Tables, schema: Schema, texts: Iterable[str]) -> list[When]:
@@ -101,116 +165,82 @@ def parsed_clauses(tables: Tables, schema: Schema, texts: Iterable[str]) -> list
     `UPDATE` and `INSERT` without columns set those that the source has. Raises `InvalidQuery`.
     """
     whens = " ".join(f"WHEN {one}\n" for one in texts)
-    session = tables.sessions()(Interruption())
-    try:
-        found = session.written(f"MERGE INTO {T} USING {S} ON true {whens}", ())
-    finally:
-        session.close()
+    with closing(tables.sessions()(Interruption())) as session:
+        found = session.written(f"MERGE INTO {TARGET} USING {SOURCE} ON true {whens}", ())
     assert isinstance(found, Merge)  # noqa: S101 it begins so
-    return [_when(schema, clause, {T: T, S: S}, lambda clause: "*") for clause in found.clauses]
+    return [
+        _when(schema, clause, {TARGET: TARGET, SOURCE: SOURCE}, lambda clause: "*")
+        for clause in found.clauses
+    ]
 
 
-class _Bound:
-    """A table to which statements are bound, and the options of the call."""
+class Bound(Generic[R]):
+    """A table to which statements are bound, and the calls that they become."""
 
-    def __init__(self, tables: Tables, table: Table, how: How) -> None:
-        self._tables, self._table, self._how = tables, table, how
+    def __init__(self, tables: Tables, table: Table, calls: Calls[R]) -> None:
+        self._tables, self._table, self._calls = tables, table, calls
         self._name = table.known_name
         self._schema = table.known_schema
         self._is_keyed = is_keyed(table.properties)
 
-    @property
-    def _edit(self) -> dict[str, Any]:
-        how = self._how
-        return {"edit_id": how.edit_id, "dry_run": how.dry_run, "attempts_max": how.attempts_max}
+    def run(self, statement: Written) -> R:
+        match statement:
+            case Insert():
+                return self.insert(statement)
+            case Update(target, sets, where):
+                values = _values(self._schema, sets, {target.alias.lower(): TARGET})
+                return self._calls.update(self._where(target, where), values)
+            case Delete(target, where):
+                return self._calls.delete(self._where(target, where))
+            case Merge():
+                return self.merge(statement)
 
-    def update(self, statement: Update) -> ExecuteReport:
-        names = {statement.target.alias.lower(): T}
-        report = self._table.update(
-            self._where(statement.target, statement.where),
-            _values(self._schema, statement.sets, names),
-            **self._edit,
-        )
-        return self._report("update", report, updated=report.rows)
-
-    def delete(self, statement: Delete) -> ExecuteReport:
-        context, how = self._table.context, self._how
-        change = Replace(self._tables.sessions(), self._where(statement.target, statement.where))
-        if how.dry_run:
-            done = counted(context, change)
-        else:
-            with self._tables.changing():
-                done = edited_alone(context, change, how.edit_id, how.attempts_max)
-        # a recorded condition counts no rows
-        rows = done.counts.get("deleted") if done.applied or how.dry_run else 0
-        return self._report("delete", done, deleted=rows)
-
-    def insert(self, statement: Insert) -> ExecuteReport:
+    def insert(self, statement: Insert) -> R:
+        if statement.conflict is not None:
+            self._check_conflict(statement.conflict)
+        columns = self._columns(statement)
         try:
-            return self._inserted(statement)
+            return self._inserted(statement, columns)
         except InvalidInput as error:
-            if _COLUMNS_DIFFER in str(error):
+            if len(self._names_of(statement.query)) != len(columns):
                 raise InvalidQuery(
                     f"the rows have another number of columns than INSERT gives to table {self._name!r}: "
                     "name its columns in parentheses after it"
                 ) from None
-            error.args = (str(error).replace(_IS_THERE, "INSERT OR REPLACE replaces it"),)
+            error.args = (str(error).replace(MUST_MATCH, "INSERT OR REPLACE replaces it"),)
             raise
 
-    def _inserted(self, statement: Insert) -> ExecuteReport:
+    def _inserted(self, statement: Insert, columns: Sequence[Field]) -> R:
         conflict = statement.conflict
-        if conflict is not None:
-            self._check_conflict(conflict)
-        columns = self._columns(statement)
         rows = self._rows(statement, columns)
         keys, names = list(self._schema.row_key_names), [field.name for field in columns]
         inserted = WhenNotMatched(insert=names)
         if not self._is_keyed:
-            return self._load(self._table.ingest, rows)
+            return self._calls.load(rows, upserts=False)
         if conflict is None:
             # no row matches, so that a key which the table has is refused, as one that is given twice
-            return self._merged("insert", Sql(rows), Sql("false"), [inserted])
+            return self._calls.merge("insert", Sql(rows), Sql("false"), [inserted])
         if conflict.action == "nothing":
-            return self._merged("insert", Sql(rows), keys, [inserted])
+            return self._calls.merge("insert", Sql(rows), keys, [inserted])
         if conflict.action == "replace" or _replaces(conflict.sets, conflict.condition, names, keys):
-            return self._load(self._table.upsert, rows)
-        names_of = {statement.target.alias.lower(): T, "excluded": S}
-        bare = dict.fromkeys(map(str.lower, self._schema.names), T)
+            return self._calls.load(rows, upserts=True)
+        names_of = {statement.target.alias.lower(): TARGET, "excluded": SOURCE}
+        bare = dict.fromkeys(map(str.lower, self._schema.names), TARGET)
         changed = WhenMatched(
             _condition(conflict.condition, names_of, bare),
             update=_values(self._schema, conflict.sets, names_of, bare),
         )
-        return self._merged("insert", Sql(rows), keys, [changed, inserted])
+        return self._calls.merge("insert", Sql(rows), keys, [changed, inserted])
 
-    def merge(self, statement: Merge) -> ExecuteReport:
-        names = {statement.target.alias.lower(): T, statement.source.lower(): S}
+    def merge(self, statement: Merge) -> R:
+        names = {statement.target.alias.lower(): TARGET, statement.source.lower(): SOURCE}
         source = f"{statement.query.prefix}\n{statement.query.text}".strip()
         on, equal = self._on(statement, names)
         whens = [
             _when(self._schema, clause, names, lambda clause: self._all(clause, source, equal))
             for clause in statement.clauses
         ]
-        return self._merged("merge", Sql(source), on, whens)
-
-    def _merged(self, kind: str, source: Sql, on: list[str] | Sql, whens: Sequence[When]) -> ExecuteReport:
-        report = self._table.merge_into(source, on, whens, **self._edit)
-        done = {name: getattr(report, name) for name in ("inserted", "updated", "deleted")}
-        return self._report(kind, report, **done)
-
-    def _load(self, load: Callable[..., Any], rows: str) -> ExecuteReport:
-        reader = self._tables.sql(rows)
-        if self._how.dry_run:
-            count = sum(batch.num_rows for batch in reader)
-            return ExecuteReport("insert", self._name, None, count, 0, 0, 1, applied=False)
-        report = load(reader, ingest_id=self._how.edit_id)
-        rows_added = report.rows if report.applied else 0
-        return ExecuteReport("insert", self._name, report.ingest_id, rows_added, 0, 0, 1, report.applied)
-
-    def _report(
-        self, kind: str, report: Any, *, inserted: int = 0, updated: int = 0, deleted: int | None = 0
-    ) -> ExecuteReport:
-        counts = inserted, updated, deleted
-        return ExecuteReport(kind, self._name, report.edit_id, *counts, report.attempts, report.applied)
+        return self._calls.merge("merge", Sql(source), on, whens)
 
     def _where(self, target: Target, expression: Expression | None) -> Any:
         if expression is None:
@@ -219,7 +249,7 @@ class _Bound:
         # a table that merges rows of equal key records no deletion by values: an edit reads the merged rows
         is_merging = self._table.properties.aggregate is not None
         if found is None or (is_merging and not set(self._schema.key_names).issuperset(found)):
-            return Sql(expression.called({target.alias.lower(): T}))
+            return Sql(expression.called({target.alias.lower(): TARGET}))
         return found
 
     def _check_conflict(self, conflict: Conflict) -> None:
@@ -291,9 +321,9 @@ class _Bound:
                 for side in (one.column, one.other)
                 if len(side) == 2
             }
-            if one.sign != "=" or sides.keys() != {T, S}:
+            if one.sign != "=" or sides.keys() != {TARGET, SOURCE}:
                 return Sql(statement.on.called(names)), equal
-            equal[sides[T]] = sides[S]
+            equal[sides[TARGET]] = sides[SOURCE]
         if equal and all(
             one == other and one in map(str.lower, self._schema.names) for one, other in equal.items()
         ):
@@ -320,7 +350,7 @@ class _Bound:
             # keys that are equal need not be set
             keys = [key for key in self._schema.row_key_names if equal.get(key.lower()) == pairs[key].lower()]
             pairs = {name: one for name, one in pairs.items() if name not in keys}
-        return {name: Sql(f"{S}.{quoted(one)}") for name, one in pairs.items()}
+        return {name: Sql(f"{SOURCE}.{quoted(one)}") for name, one in pairs.items()}
 
 
 def _replaces(

@@ -75,6 +75,8 @@ class Tables:
     """The services of tables by name, as transactions last knew them."""
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
     _given_sessions: Sessions | None = field(default=None, repr=False, compare=False)
+    _not_read: frozenset[int] = field(default=frozenset(), repr=False, compare=False)
+    """The ids of tables that a transaction changed: queries must not read them."""
 
     def context(self, record: TableRecord) -> TableContext:
         """Returns the services of a table."""
@@ -351,6 +353,10 @@ class Tables:
         """Returns these services, but with other sessions for statements."""
         return replace(self, _given_sessions=sessions)
 
+    def without(self, changed: Iterable[int]) -> Tables:
+        """Returns these services, but a query over a table with one of these ids raises `InvalidInput`."""
+        return replace(self, _given_sessions=self.sessions(), _not_read=frozenset(changed))
+
     @cached_property
     def _engine(self) -> Engine:
         from dormouse.reading.sql.engine import Engine
@@ -361,14 +367,23 @@ class Tables:
         """Returns functions that look up the tables that a statement names."""
         from dormouse.reading.sql.named import Named
 
+        def readable(contexts: dict[str, TableContext]) -> dict[str, TableContext]:
+            for name, context in contexts.items() if self._not_read else ():
+                if context.table.table_id in self._not_read:
+                    raise InvalidInput(
+                        f"table {name!r}: a query reads it as it was before the transaction, which has "
+                        "changed it; give the change with the query before this one, or use two transactions"
+                    )
+            return contexts
+
         def like(names: Iterable[str]) -> dict[str, TableContext]:
             listed = list(names)
             tables = self.catalog.tables_like([*listed, *filter(None, map(named_versions, listed))])
-            return self._with_versions(tables, verify)
+            return readable(self._with_versions(tables, verify))
 
         return Named(
             like=like,
-            all=lambda: self._contexts(self.catalog.tables(), verify),
+            all=lambda: readable(self._contexts(self.catalog.tables(), verify)),
             names=self.catalog.names,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from dormouse.api.tables import Tables
     from dormouse.model.edits import Sql
     from dormouse.model.edits import When as Clause
+    from dormouse.model.types import Parameters
     from dormouse.payloads.store import PayloadStore
     from dormouse.postgres.connection import Supplier
-    from dormouse.reading.sql.named import Named
     from dormouse.reading.where import DeleteWhere
-    from dormouse.state.context import TableContext
     from dormouse.writing.edits import Change
 
 _of_thread = threading.local()
@@ -157,12 +156,24 @@ class Transaction:
         from dormouse.writing.merging import Merge
 
         def merge(of: Tables) -> Merge:
-            named = _without(of.named(), frozenset(self._changed))
+            named = of.without(self._changed).named()
             made = Merge(of.sessions(), source, on, when, tables=named, progress=progress)
             self._closing.callback(made.close)
             return made
 
         self._add(table, merge)
+
+    def execute(self, statement: str, parameters: Parameters | None = None) -> None:
+        """Runs one statement that writes, as `Instance.execute` does. Raises its errors.
+
+        Raises `InvalidInput` if the statement has a query over a table that this transaction has changed.
+        """
+        from dormouse.api.executing import Bound, written
+
+        self._check_usable()
+        found, table = written(self._find, self._tables, statement, parameters)
+        readable = self._tables.without(self._changed)
+        Bound(readable, table, _Calls(self, readable, table.known_name)).run(found)
 
     def _load(self, table: str, data: Any, deletes: str | None, progress: Progress, *, upserts: bool) -> None:
         from dormouse.writing.merging import PartialUpsert
@@ -214,17 +225,23 @@ class Transaction:
         self._is_used = True
 
 
-def _without(tables: Named, changed: frozenset[int]) -> Named:
-    """Returns the tables of a query, which raises `InvalidInput` if it names one of the changed tables."""
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The `executing.Calls` of a transaction for one of its tables."""
 
-    def like(names: Iterable[str]) -> Mapping[str, TableContext]:
-        found = tables.like(names)
-        for name, context in found.items():
-            if context.table.table_id in changed:
-                raise InvalidInput(
-                    f"table {name!r}: the source of a merge reads it as it was before the transaction, which "
-                    "has changed it; give the merge before this change, or use two transactions"
-                )
-        return found
+    transaction: Transaction
+    readable: Tables
+    name: str
 
-    return replace(tables, like=like)
+    def update(self, where: DeleteWhere | Sql, values: Mapping[str, Any]) -> None:
+        self.transaction.update(self.name, where, values)
+
+    def delete(self, where: DeleteWhere | Sql) -> None:
+        self.transaction.delete(self.name, where)
+
+    def load(self, rows: str, *, upserts: bool) -> None:
+        with self.readable.sql(rows) as reader:
+            (self.transaction.upsert if upserts else self.transaction.ingest)(self.name, reader)
+
+    def merge(self, kind: str, source: Sql, on: list[str] | Sql, whens: Sequence[Clause]) -> None:
+        self.transaction.merge_into(self.name, source, on, whens)

@@ -390,7 +390,7 @@ def test_a_transaction_cannot_be_used_after_an_error_has_left_it(tables: Tables)
 def test_the_source_of_a_merge_cannot_be_a_table_that_its_transaction_has_changed(tables: Tables) -> None:
     source, when = dm.sql("select k, v + 1 as v, s from EVERY where k = 1"), [dm.WhenMatched(update="*")]
     with (
-        refused(tables, InvalidInput, "table 'every': the source of a merge"),
+        refused(tables, InvalidInput, "table 'every': a query reads it as it was"),
         tables.instance.transaction() as transaction,
     ):
         transaction.update("every", {"k": 2}, {"v": 9})
