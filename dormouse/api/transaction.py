@@ -107,7 +107,7 @@ class Transaction:
         """Deletes the rows that meet a condition, as `Table.delete` does. Raises its errors."""
         from dormouse.writing.plain_changes import Replace
 
-        self._add(table, lambda of: Replace(of.sessions(), where))
+        self._add(table, Replace(self._tables.sessions(), where))
 
     def replace(
         self, table: str, where: DeleteWhere | Sql, data: Any, *, progress: Progress = no_progress
@@ -115,7 +115,7 @@ class Transaction:
         """Deletes the rows that meet a condition, and adds others, as `Table.replace` does."""
         from dormouse.writing.plain_changes import Given, Replace
 
-        self._add(table, lambda of: Replace(of.sessions(), where, Given(data), progress))
+        self._add(table, Replace(self._tables.sessions(), where, Given(data), progress))
 
     def put_payloads(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
         """Stores payloads, as `PayloadStore.put_many` does. Raises its errors, some of them at the end."""
@@ -138,7 +138,7 @@ class Transaction:
         """Gives the rows that meet a condition new values, as `Table.update` does. Raises its errors."""
         from dormouse.writing.updating import Update
 
-        self._add(table, lambda of: Update(of.sessions(), where, values, progress))
+        self._add(table, Update(self._tables.sessions(), where, values, progress))
 
     def merge_into(
         self,
@@ -155,13 +155,10 @@ class Transaction:
         """
         from dormouse.writing.merging import Merge
 
-        def merge(of: Tables) -> Merge:
-            named = of.without(self._changed).named()
-            made = Merge(of.sessions(), source, on, when, tables=named, progress=progress)
-            self._closing.callback(made.close)
-            return made
-
-        self._add(table, merge)
+        tables = self._tables.without(self._changed)
+        change = Merge(tables.sessions(), source, on, when, tables=tables.named(), progress=progress)
+        self._closing.callback(change.close)
+        self._add(table, change)
 
     def execute(self, statement: str, parameters: Parameters | None = None) -> None:
         """Runs one statement that writes, as `Instance.execute` does. Raises its errors.
@@ -180,21 +177,17 @@ class Transaction:
         from dormouse.writing.plain_changes import Given, Load
 
         self._check_usable()
-        known = self._find(table)
-        is_partial = False
+        known, sessions, is_partial = self._find(table), self._tables.sessions(), False
         if upserts:  # a DataFrame of Spark is refused later
             data, is_partial = self._tables.partial(known.context, data, "local", lambda _: {})
+        if not is_partial:
+            self._add(table, Load(sessions, Given(data), upserts, deletes, progress), known)
+            return
+        change = PartialUpsert(sessions, data, deletes=deletes, progress=progress)
+        self._closing.callback(change.close)
+        self._add(table, change, known)
 
-        def load(of: Tables) -> Change:
-            if not is_partial:
-                return Load(of.sessions(), Given(data), upserts, deletes, progress)
-            made = PartialUpsert(of.sessions(), data, deletes=deletes, progress=progress)
-            self._closing.callback(made.close)
-            return made
-
-        self._add(table, load, known)
-
-    def _add(self, name: str, change: Callable[[Tables], Change], table: Table | None = None) -> None:
+    def _add(self, name: str, change: Change, table: Table | None = None) -> None:
         self._check_usable()
         known = None if table is not None else self._tables.remembered.get(name)
         context = known or (table or self._find(name)).context
@@ -202,14 +195,13 @@ class Transaction:
             self._is_repeated = not self._edit.is_new and self._edit.is_applied(context)
         if self._is_repeated:
             return
-        made = change(self._tables)
         self._changed.add(context.table.table_id)
-        if known is not None and made.reads_its_keys:
+        if known is not None and change.reads_its_keys:
             with suppress(TableNotFound):  # another table has the name now
-                self._edit.add(context.newest_known, made, name)
+                self._edit.add(context.newest_known, change, name)
                 return
         fresh = (table or self._find(name)).context
-        self._edit.add(fresh, made)
+        self._edit.add(fresh, change)
         self._tables.remember(name, fresh)
 
     def _check_usable(self) -> None:

@@ -53,8 +53,8 @@ from dormouse.state.files.edits import (
     Part,
     Read,
     commit,
-    commit_at_once,
     disturbances,
+    is_committed_at_once,
 )
 from dormouse.state.history.moments import now
 from dormouse.writing.edit_spans import meet, span_of, spans_of
@@ -204,6 +204,8 @@ class _Planned:
     attempt: WriteAttempt
     at: Position
     computed: Computed
+    checked: Read | None = None
+    """The rows that its last commit checked."""
 
     @property
     def is_recorded(self) -> bool:
@@ -343,32 +345,26 @@ class Edit:
 
     # Parts: the changes of each table.
 
-    def _groups(self) -> list[list[int]]:
-        groups: dict[int, list[int]] = defaultdict(list)
-        for number, planned in enumerate(self._planned):
-            groups[planned.context.table.table_id].append(number)
-        return list(groups.values())
-
     def _parts(self) -> list[Part]:
-        parts = []
-        for numbers in self._groups():
-            some = [self._planned[number] for number in numbers]
-            parts.append(
-                Part(
-                    some[0].context.store,
-                    [replace(file, deletions_till=None) for one in some for file in one.computed.files],
-                    [deletion for one in some for deletion in one.computed.deletions],
-                    [read for one in some if (read := one.read(self._concern_of(one))) is not None],
-                    [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
-                    self._leftovers,
-                )
+        tables: dict[int, list[_Planned]] = defaultdict(list)
+        for planned in self._planned:
+            planned.checked = planned.read(self._concern_of(planned))
+            tables[planned.context.table.table_id].append(planned)
+        return [
+            Part(
+                some[0].context.store,
+                [replace(file, deletions_till=None) for one in some for file in one.computed.files],
+                [deletion for one in some for deletion in one.computed.deletions],
+                [one.checked for one in some if one.checked is not None],
+                [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
+                self._leftovers,
             )
-        return parts
+            for some in tables.values()
+        ]
 
     def _of(self, disturbance: Disturbance) -> int:
         """Returns the number of the change whose read was disturbed."""
-        numbers = self._groups()[disturbance.part]
-        return [n for n in numbers if self._concern_of(self._planned[n]) is not None][disturbance.read]
+        return next(n for n, planned in enumerate(self._planned) if planned.checked is disturbance.read)
 
     def _concern_of(self, planned: _Planned) -> Concern | None:
         return planned.computed.concern if len(self._planned) > 1 else planned.reads
@@ -499,7 +495,11 @@ class Edit:
         at_once = concern is None and not self._works
         for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
             try:
-                if at_once and unknown is None and commit_at_once(self._supplier, parts, self._commit_id):
+                if (
+                    at_once
+                    and unknown is None
+                    and is_committed_at_once(self._supplier, parts, self._commit_id)
+                ):
                     return True
                 applied = commit(self._supplier, parts, self._commit_id, along=self._along, concern=concern)
             except CommitOutcomeUnknown as error:

@@ -76,11 +76,11 @@ def apply_edit(
     try:
         return commit(supplier, parts, request.commit_id, lock_seconds_max=lock_seconds_max)
     except Disturbed as disturbed:
-        names = sorted({f"table {stores[one.part].table.name!r}" for one in disturbed.disturbances})
+        names = sorted({f"table {one.part.store.table.name!r}" for one in disturbed.disturbances})
         raise EditConflict(
             f"{', '.join(names)}: other commits may have changed rows that the edit read; nothing was "
             "changed: compute the edit again",
-            table=stores[disturbed.disturbances[0].part].table.name,
+            table=disturbed.disturbances[0].part.store.table.name,
         ) from None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import psycopg
@@ -31,13 +32,15 @@ from dormouse.state.files.updates import NOT_WHOLE
 NAMES_MAX = 10_000
 KEYS_MAX = 64
 """The most keys of an edit that other edits of the table need not wait for."""
+EDITS_WAIT_MS, WRITERS_WAIT_MS = 60_000, 50
+"""How long a try waits for other edits, which queue, and for all writers, as later ones wait behind it."""
 _QUERIES = load(__package__ or "", "edits")
 _PARTS = {name: _QUERIES[name] for name in ("added", "near", "events")}
 _DISTURBED, _CHECK = (_QUERIES[name].including(**_PARTS) for name in ("disturbed", "check_undisturbed"))
 _LOCK_TABLE, _LOCK_KEYS = (Statement(_QUERIES[name].on()) for name in ("lock_table", "lock_keys"))
-_WAITING = {
-    name: Statement(_QUERIES[name].on()) for name in ("wait_briefly", "wait_at_length", "wait_as_before")
-}
+_WAIT_AT_MOST, _WAIT_AS_BEFORE = (
+    Statement(_QUERIES[name].on()) for name in ("wait_at_most", "wait_as_before")
+)
 _IN_THE_WAY = (pg.UniqueViolation, pg.UndefinedTable, pg.InvalidSqlStatementName, pg.LockNotAvailable)
 Span = tuple[bytes, bytes]
 """The smallest and the largest possible key of some rows; the ends may be only beginnings of keys."""
@@ -90,8 +93,8 @@ class Disturbance:
     up to the moment `till`.
     """
 
-    part: int
-    read: int
+    part: Part
+    read: Read
     files: frozenset[str] | None
     till: Position
 
@@ -126,20 +129,19 @@ def commit(
     With `lock_seconds_max`, it has the limits of a committer and tries to get locks for so long, in short
     tries. Raises `AttemptAbandoned`, `SchemaMoved`, and the errors of `run_alone`.
     """
-    ordered = sorted(range(len(parts)), key=lambda number: parts[number].table_id)
+    ordered = sorted(parts, key=attrgetter("table_id"))
     is_impatient = lock_seconds_max is not None
 
     def work(conn: psycopg.Connection[Any]) -> None:
-        for number in ordered:
-            part = parts[number]
+        for part in ordered:
             part.store.own.following(partial(_lock, conn, part, is_impatient=is_impatient), conn)
         if parts and parts[0].store.is_applied(commit_id, conn):
             raise _AppliedBefore
-        found = [one for number in ordered for one in _disturbances(conn, number, parts[number])]
+        found = [one for part in ordered for one in _disturbances(conn, part)]
         if found and (concern is None or (found := list(concern(found)))):
             raise Disturbed(found)
-        for number in ordered:
-            _apply(conn, parts[number], commit_id)
+        for part in ordered:
+            _apply(conn, part, commit_id)
         along(conn)
 
     try:
@@ -160,20 +162,20 @@ def disturbances(supplier: Supplier, parts: Sequence[Part]) -> list[Disturbance]
 
     def work(conn: psycopg.Connection[Any]) -> list[Disturbance]:
         found = []
-        for number, part in enumerate(parts):
-            found += part.store.own.following(partial(_disturbances, conn, number, part), conn)
+        for part in parts:
+            found += part.store.own.following(partial(_disturbances, conn, part), conn)
         return found
 
     return run_transaction(supplier, work, operation="look for other commits")
 
 
-def commit_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
-    """Commits parts without leftovers like `commit`, in one round trip; returns whether it did.
+def is_committed_at_once(supplier: Supplier, parts: Sequence[Part], commit_id: str) -> bool:
+    """Commits parts without leftovers like `commit`, in one round trip, unless anything is in the way.
 
-    Returns False, and commits nothing, if anything is in the way. `commit` then finds what it is.
+    Then returns False, also if they were applied before, and commits nothing. `commit` finds what it is.
     """
     wholes = []
-    for part in sorted(parts, key=lambda part: part.table_id):
+    for part in sorted(parts, key=attrgetter("table_id")):
         add = Commit(part.files, commit_id, expires=False, same_content=False)
         whole = None if part.leftovers else part.store.whole("add_files", [add], ending=part.attempts)
         if whole is None:
@@ -217,8 +219,12 @@ def _locks(part: Part, *, at_once: bool = False, is_impatient: bool = False) -> 
     if is_impatient:
         return [*locks, keep_out]
     if at_once:
-        return [*locks, (_WAITING["wait_briefly"], {}), keep_out, (_WAITING["wait_as_before"], {})]
-    return [(_WAITING["wait_at_length"], {}), *locks, (_WAITING["wait_as_before"], {}), keep_out]
+        return [*locks, *_waiting(WRITERS_WAIT_MS, keep_out)]
+    return [*_waiting(EDITS_WAIT_MS, *locks), keep_out]
+
+
+def _waiting(wait_ms: int, *locks: Call) -> list[Call]:
+    return [(_WAIT_AT_MOST, {"wait_ms": wait_ms}), *locks, (_WAIT_AS_BEFORE, {})]
 
 
 def _lock(conn: psycopg.Connection[Any], part: Part, *, is_impatient: bool) -> None:
@@ -226,14 +232,14 @@ def _lock(conn: psycopg.Connection[Any], part: Part, *, is_impatient: bool) -> N
         statement.execute(conn, values)
 
 
-def _disturbances(conn: psycopg.Connection[Any], number: int, part: Part) -> list[Disturbance]:
+def _disturbances(conn: psycopg.Connection[Any], part: Part) -> list[Disturbance]:
     found = []
-    for n, read in enumerate(part.reads):
+    for read in part.reads:
         values = {**read.values, "limit": NAMES_MAX}
         for names, by_event, *till in part.store.own.rows_in(conn, _DISTURBED, values):
             files = None if len(names) == NAMES_MAX else frozenset(names)
             if names or by_event:
-                found.append(Disturbance(number, n, files, Position(*till)))
+                found.append(Disturbance(part, read, files, Position(*till)))
     return found
 
 

@@ -2,13 +2,10 @@
 -- Waits for other edits of the table, and makes later ones wait until the transaction ends.
 select pg_advisory_xact_lock(hashtextextended('edits', %(table_id)s));
 
--- name: wait_briefly
--- Makes waits for locks short, until wait_as_before.
-select set_config('dormouse.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '50ms', true);
-
--- name: wait_at_length
--- Makes waits for locks long, until wait_as_before.
-select set_config('dormouse.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '60s', true);
+-- name: wait_at_most
+-- Limits waits for locks, until wait_as_before.
+select set_config('dormouse.lock_timeout', current_setting('lock_timeout'), true),
+    set_config('lock_timeout', %(wait_ms)s::int::text, true);
 
 -- name: wait_as_before
 -- Gives waits for locks the limit that they had.
