@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
@@ -19,6 +19,7 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.loops import Progress, no_progress, portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.table import SEQUENCE, given_schema, is_keyed
+from dormouse.model.text import COLUMNS_SHOWN, shown_list
 from dormouse.model.types import INT, Field
 from dormouse.reading.changes import CHANGE, DELETE
 from dormouse.reading.sql.conditions import DuckDb
@@ -64,6 +65,16 @@ def checked_scalar(
             return session.scalar(value.text, relations, repeats)
     except InvalidQuery as error:
         raise InvalidQuery(f"{what}: {error}") from None
+
+
+@contextmanager
+def naming(what: str, columns: Iterable[str]) -> Iterator[None]:
+    """Adds the columns that expressions set to an error of DuckDB."""
+    try:
+        yield
+    except InvalidQuery as error:
+        names = shown_list(list(columns), COLUMNS_SHOWN)
+        raise InvalidQuery(f"{what}: {f'a value of {names}: ' if names else ''}{error}") from error
 
 
 # New rows, and the rows that they replace.

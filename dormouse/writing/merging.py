@@ -7,7 +7,7 @@ clause that holds for each pair, and for each row without a partner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema, check_names
 from dormouse.data.transform import quoted
-from dormouse.errors import AmbiguousRows, InvalidData, InvalidInput, InvalidQuery
+from dormouse.errors import AmbiguousRows, InvalidData, InvalidInput
 from dormouse.model.cut import Position
 from dormouse.model.edits import SOURCE, TARGET, Sql
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed, unchecked
-from dormouse.model.text import COLUMNS_SHOWN, check_cases, did_you_mean, shown_list
+from dormouse.model.text import check_cases, did_you_mean
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import in_slices, rendered
@@ -47,6 +47,7 @@ from dormouse.writing.edited_rows import (
     Concerned,
     Edited,
     Outcome,
+    naming,
     new_rows,
     ranges_of,
     target_text,
@@ -409,15 +410,8 @@ class _Computation:
                     column=column.name,
                 )
 
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Adds the columns that the clauses set to an error of DuckDB."""
-        try:
-            yield
-        except InvalidQuery as error:
-            names = dict.fromkeys(name for one in self._acting for name in one.values)
-            listed = f"a value of {shown_list(list(names), COLUMNS_SHOWN)}: " if names else ""
-            raise InvalidQuery(f"{self._what}: {listed}{error}") from error
+    def _naming(self) -> AbstractContextManager[None]:
+        return naming(self._what, dict.fromkeys(name for one in self._acting for name in one.values))
 
     def _check_inserted(self) -> None:
         """Raises an error if rows inserted into a keyed table have one key, or one that the table has."""

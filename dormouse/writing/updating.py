@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -51,6 +51,7 @@ from dormouse.writing.edited_rows import (
     Edited,
     Outcome,
     checked_scalar,
+    naming,
     new_rows,
     relation,
     target_text,
@@ -295,14 +296,8 @@ class _Computation:
         is_listed = self._chosen.deletion is None
         return Edited(rows, before.select(list(self._gone)) if is_listed else None)
 
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Adds the columns that have expressions to an error of DuckDB."""
-        try:
-            yield
-        except InvalidQuery as error:
-            named = " or ".join(map(repr, self._scalars)) or "the condition"
-            raise InvalidQuery(f"{self._what}: {named}: {error}") from error
+    def _naming(self) -> AbstractContextManager[None]:
+        return naming(self._what, self._scalars)
 
     def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
         """Returns the concern for rows that meet the condition, or have a key that was written."""
