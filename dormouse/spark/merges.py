@@ -280,7 +280,7 @@ class _Merge:
         deletions = [] if keyed is not None else deletions_of_rows(context, replaced)
         counts = {kind: sum(row[kind] for row in found) for kind in COUNTS.values()}
         written = parts[OLD] if keyed is not None else []
-        concern = Concern(ranges, partial(self._concerns, clauses, step, written))
+        concern = Concern(ranges, partial(self._is_concerned, clauses, step, written))
         return Computed(files, deletions, concern, counts)
 
     def _changes(
@@ -325,7 +325,7 @@ class _Merge:
         columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long").add(INSERTED, "boolean")
         return frame_of(self.source.spark, parts, columns)
 
-    def _concerns(
+    def _is_concerned(
         self,
         clauses: Clauses,
         step: ChangeRows,

@@ -73,7 +73,7 @@ def naming(what: str, columns: Iterable[str]) -> Iterator[None]:
     try:
         yield
     except InvalidQuery as error:
-        names = shown_list(list(columns), COLUMNS_SHOWN)
+        names = shown_list([*map(repr, columns)], COLUMNS_SHOWN)
         raise InvalidQuery(f"{what}: {f'a value of {names}: ' if names else ''}{error}") from error
 
 
@@ -212,7 +212,7 @@ def target_text(context: TableContext) -> str:
 
 
 @dataclass(frozen=True)
-class Concerned:
+class Comparison:
     """Statements that return a row if some changed rows, by the name `TARGET`, concern an edit.
 
     They also read staged rows, by their names.
@@ -228,7 +228,7 @@ class Concerned:
         keys = ", ".join(map(quoted, context.schema.row_key_names))
         return f"SELECT 1 FROM {quoted(TARGET)} SEMI JOIN {quoted(KEYS)} USING ({keys}) LIMIT 1"
 
-    def of(self, context: TableContext, changed: Changed) -> bool:
+    def finds(self, context: TableContext, changed: Changed) -> bool:
         """Returns whether one of the changed rows concerns the edit."""
         parts = (batch for batch in changed if batch.num_rows)
         for some in portions(parts, attrgetter("num_rows"), CHANGED_ROWS):

@@ -321,16 +321,16 @@ class Edit:
             for planned in self._planned:
                 if planned.reads is not None and planned.computed.counts.get("inserted"):
                     planned.context.attempts.wait_for_older(planned.attempt)
-            concern = self._concerned_at_once if looks >= LOOKS_FREE else None
+            choose = self._conflicts_under_locks if looks >= LOOKS_FREE else None
             try:
-                applied = self._committed(self._parts(), concern)
+                applied = self._committed(self._parts(), choose)
             except Disturbed as disturbed:
                 found = disturbed.disturbances
-                concerned = found if concern is not None else self._concerned(found)
+                conflicts = found if choose is not None else self._conflicts(found)
                 looks += 1
                 # a request of this edit may be among the commits that disturbed it: then it is sent again
-                if concerned and not (self._is_sent and self.is_applied(self._planned[0].context)):
-                    self._compute_again(concerned)
+                if conflicts and not (self._is_sent and self.is_applied(self._planned[0].context)):
+                    self._compute_again(conflicts)
                     looks = 0
             except SchemaMoved:
                 moves += 1
@@ -369,37 +369,37 @@ class Edit:
     def _concern_of(self, planned: _Planned) -> Concern | None:
         return planned.computed.concern if len(self._planned) > 1 else planned.reads
 
-    def _concerned(
+    def _conflicts(
         self, disturbances: Sequence[Disturbance], supplier: Supplier | None = None
     ) -> list[Disturbance]:
         """Returns the disturbances that concern their change. The reads of the others count from now on."""
-        concerned = []
+        conflicts = []
         for one in disturbances:
             planned = self._planned[self._of(one)]
             context = planned.context if supplier is None else replace(planned.context, supplier=supplier)
             # not a later moment: the names are those of the files up to this one
             till = replace(one.till, at=max(one.till.at, planned.at.at))
-            if _concerns(planned.computed.concern, context, planned.at, till, one.files):
-                concerned.append(one)
+            if _is_concerned(planned.computed.concern, context, planned.at, till, one.files):
+                conflicts.append(one)
             else:
                 planned.at = till
-        return concerned
+        return conflicts
 
-    def _concerned_at_once(self, disturbances: Sequence[Disturbance]) -> list[Disturbance]:
-        """Returns the same while this edit has its locks.
+    def _conflicts_under_locks(self, disturbances: Sequence[Disturbance]) -> list[Disturbance]:
+        """Returns the disturbances that concern their change, while this edit has its locks.
 
         Uses other connections than this process has, which may all wait for these locks.
         """
         dsn = self._planned[0].context.dsn
         with closing(ConnectionSupplier(dsn, connections_max=2)) as apart:
-            return self._concerned(disturbances, apart)
+            return self._conflicts(disturbances, apart)
 
-    def _compute_again(self, concerned: Sequence[Disturbance]) -> None:
+    def _compute_again(self, conflicts: Sequence[Disturbance]) -> None:
         """Computes changes again, those whose rows were changed, or all if none is given."""
-        numbers = sorted(set(map(self._of, concerned)).union(self._loads())) if concerned else self._all()
-        if concerned and self.attempts >= self._attempts_max:
+        numbers = sorted(set(map(self._of, conflicts)).union(self._loads())) if conflicts else self._all()
+        if conflicts and self.attempts >= self._attempts_max:
             raise _conflict(self._planned[numbers[0]], self.attempts)
-        self.attempts += bool(concerned)
+        self.attempts += bool(conflicts)
         for number in numbers:
             planned = self._planned[number]
             self._discard(planned.context, planned.attempt)
@@ -479,7 +479,7 @@ class Edit:
     def _committed(
         self,
         parts: Sequence[Part],
-        concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None,
+        choose: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None,
     ) -> bool:
         """Commits the parts. If an answer is lost, repeats the transaction, which then finds the commit.
 
@@ -487,12 +487,12 @@ class Edit:
         not too large for the queue.
         """
         recorded = next((planned for planned in self._planned if planned.is_recorded), None)
-        if concern is None and recorded is not None and (commits := self._commits) is not None:
+        if choose is None and recorded is not None and (commits := self._commits) is not None:
             with suppress(InvalidCommitRequest):
                 return self._sent(parts, commits, recorded.attempt)
         unknown: CommitOutcomeUnknown | None = None
         pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
-        at_once = concern is None and not self._works
+        at_once = choose is None and not self._works
         for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
             try:
                 if (
@@ -501,7 +501,7 @@ class Edit:
                     and is_committed_at_once(self._supplier, parts, self._commit_id)
                 ):
                     return True
-                applied = commit(self._supplier, parts, self._commit_id, along=self._along, concern=concern)
+                applied = commit(self._supplier, parts, self._commit_id, along=self._along, choose=choose)
             except CommitOutcomeUnknown as error:
                 unknown = error
                 continue
@@ -530,7 +530,7 @@ class Edit:
             raise Disturbed(disturbances(self._supplier, parts)) from None
 
 
-def _concerns(
+def _is_concerned(
     concern: Concern | None, context: TableContext, at: Position, till: Position, files: frozenset[str] | None
 ) -> bool:
     """Returns whether commits between two moments changed rows that concern a change."""

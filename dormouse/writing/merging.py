@@ -44,7 +44,7 @@ from dormouse.writing.edit_rules import check_editable, check_newest, identity, 
 from dormouse.writing.edited_rows import (
     KEYS,
     OF_TARGET,
-    Concerned,
+    Comparison,
     Edited,
     Outcome,
     naming,
@@ -501,11 +501,11 @@ class _Computation:
             statements.append(self._may_match_no_more(ranges))
         staged = {SOURCE: self._given.rows}
         if self._is_keyed and outcome.gone.row_count:
-            statements.append(Concerned.by_keys(context))
+            statements.append(Comparison.by_keys(context))
             staged[KEYS] = outcome.gone
             keys = self._schema.row_key_names
             ranges = united([ranges, ranges_of(self._rows, outcome.gone, dict(zip(keys, keys, strict=True)))])
-        return Concern(ranges, Concerned(self._rows, tuple(statements), staged).of)
+        return Concern(ranges, Comparison(self._rows, tuple(statements), staged).finds)
 
     def _may_match_no_more(self, ranges: KeyRanges) -> str:
         """Returns the statement for keys of a keyed table whose row may have matched, and was left as it was.

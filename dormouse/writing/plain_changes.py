@@ -27,7 +27,7 @@ from dormouse.sources.source import Source, open_source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.deleting import DELETE, asked_to_delete, names_values
-from dormouse.writing.edited_rows import KEYS, Concerned, ranges_of
+from dormouse.writing.edited_rows import KEYS, Comparison, ranges_of
 from dormouse.writing.edits import Change, Computed, Concern, Edit
 from dormouse.writing.ingest import IngestReport, keyed_rows, written
 from dormouse.writing.updating import Update
@@ -91,8 +91,8 @@ class Load:
             files = written(context, attempt, source, self.progress)
             looking = TableRows(self.sessions, context.placed)
             ranges = ranges_of(looking, keys, dict(zip(names, names, strict=True)))
-            concerned = Concerned(looking, (Concerned.by_keys(context),), {KEYS: keys})
-            concern = Concern(ranges, concerned.of, of_order=True) if keys.row_count else None
+            comparison = Comparison(looking, (Comparison.by_keys(context),), {KEYS: keys})
+            concern = Concern(ranges, comparison.finds, of_order=True) if keys.row_count else None
         return Computed(files, (), concern, {"inserted": sum(file.row_count or 0 for file in files)})
 
 

@@ -47,7 +47,7 @@ from dormouse.writing.edit_rules import (
 from dormouse.writing.edited_rows import (
     KEYS,
     OF_TARGET,
-    Concerned,
+    Comparison,
     Edited,
     Outcome,
     checked_scalar,
@@ -301,9 +301,11 @@ class _Computation:
 
     def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
         """Returns the concern for rows that meet the condition, or have a key that was written."""
-        return Concern(ranges, lambda context, changed: self._concerned(ranges, outcome).of(context, changed))
+        return Concern(
+            ranges, lambda context, changed: self._comparison(ranges, outcome).finds(context, changed)
+        )
 
-    def _concerned(self, ranges: KeyRanges, outcome: Outcome) -> Concerned:
+    def _comparison(self, ranges: KeyRanges, outcome: Outcome) -> Comparison:
         context, chosen = self._context, self._chosen
         condition = chosen.condition
         if context.properties.aggregate is not None and not chosen.columns <= set(self._schema.key_names):
@@ -312,6 +314,6 @@ class _Computation:
         statements = [f"SELECT 1 FROM ({target_text(context)}) WHERE {condition} LIMIT 1"]
         staged = {}
         if is_keyed(context.properties) and outcome.gone.row_count:
-            statements.append(Concerned.by_keys(context))
+            statements.append(Comparison.by_keys(context))
             staged[KEYS] = outcome.gone
-        return Concerned(self._rows, tuple(statements), staged)
+        return Comparison(self._rows, tuple(statements), staged)

@@ -117,13 +117,13 @@ def commit(
     commit_id: str,
     *,
     along: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
-    concern: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None = None,
+    choose: Callable[[Sequence[Disturbance]], Sequence[Disturbance]] | None = None,
     lock_seconds_max: float | None = None,
 ) -> bool:
     """Commits the parts, at most one of each table; returns False if the commit was applied before.
 
     Calls `along` in the transaction. Raises `Disturbed`, and commits nothing, if other commits may have
-    changed rows that were read. With `concern`, raises it only for those of the disturbances that this
+    changed rows that were read. With `choose`, raises it only for those of the disturbances that this
     function returns. It is called while other writers wait.
 
     With `lock_seconds_max`, it has the limits of a committer and tries to get locks for so long, in short
@@ -138,7 +138,7 @@ def commit(
         if parts and parts[0].store.is_applied(commit_id, conn):
             raise _AppliedBefore
         found = [one for part in ordered for one in _disturbances(conn, part)]
-        if found and (concern is None or (found := list(concern(found)))):
+        if found and (choose is None or (found := list(choose(found)))):
             raise Disturbed(found)
         for part in ordered:
             _apply(conn, part, commit_id)
