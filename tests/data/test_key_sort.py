@@ -90,7 +90,7 @@ def test_sorted_rows_are_not_sorted_again(kinds: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("kinds", [("id",), ("long", "few")])
 def test_sorted_rows_of_distinct_keys_need_no_other_columns(kinds: tuple[str, ...]) -> None:
-    """With equal keys, the descending columns decide."""
+    """Covers equal keys, of which the descending columns decide the order."""
     rows = rows_of((*kinds, "int"), 11)
     *keys, other = rows.column_names
     order = [(name, "ascending") for name in keys]

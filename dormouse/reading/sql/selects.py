@@ -76,11 +76,13 @@ def written_alike(scan: Scan) -> tuple[bool, int]:
     return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 
 
-def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
-    """Yields lists of files; DuckDB reads the files of each list in one scan, in this order."""
+def read_together(
+    schema: Schema, scans: Iterable[Scan], scans_max: int = SCANS_MAX
+) -> Iterator[Sequence[Scan]]:
+    """Yields about `scans_max` lists of files; DuckDB reads the files of each in one scan, in this order."""
     # files with rows to leave out are read alone, so that other files are read as if there were none
     ways = ways_of(scans, lambda scan: (*written_alike(scan), scan.filename if scan.gone else ""))
-    if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
+    if len(ways) <= scans_max or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
     alike: dict[Any, list[list[Scan]]] = defaultdict(list)
@@ -88,8 +90,7 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
         alike[way.kind[:2]].append(found)
     for some in alike.values():
         listed = sorted((scan for found in some for scan in found), key=lambda scan: _place(schema, scan))
-        scans_max = max(1, SCANS_MAX * len(some) // len(ways))
-        size = -(-len(listed) // scans_max)
+        size = -(-len(listed) // max(1, scans_max * len(some) // len(ways)))
         yield from (listed[at : at + size] for at in range(0, len(listed), size))
 
 
@@ -417,10 +418,12 @@ class Select:
             plain, with_marks = settled, list[Scan]()
         else:
             plain, with_marks = parted_by_marks(self._context.objects, settled)
+        # DuckDB reads several scans with less parallelism than one; numbers of rows are tested file by file
+        together = self._searches and not any(scan.gone for scan in settled)
         parts = [
             self._part(files, marked=marked, leaves_marks_out=leaves_out)
             for some, leaves_out in ((plain, False), (with_marks, True))
-            for files in read_together(self._schema, some)
+            for files in read_together(self._schema, some, 1 if together else SCANS_MAX)
         ]
         return " UNION ALL ".join(parts)
 
