@@ -83,7 +83,7 @@ def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[
     words, is_whole = _packed(rows, ascending)
     is_whole = is_whole and not descending
     runs = int(np.count_nonzero(words[1:] < words[:-1])) + 1
-    if is_whole and runs == 1:
+    if runs == 1 and (is_whole or bool(np.all(words[1:] > words[:-1]))):
         return None
     order = _merged_runs(words) if runs <= _RUNS_MAX else _by_radix(words)
     if not is_whole:

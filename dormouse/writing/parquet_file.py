@@ -50,7 +50,9 @@ _PAGE_BYTES = 100_000
 _PAGE_ROWS = 4_096
 _ENCODED_OF_GROUP = 1 / 16
 _TELLING_ROWS_MIN = 1_000
-_TRIED_ROWS = 32_768
+_TRIED_ROWS, _TRIED_ROWS_MIN = 32_768, 4_096
+_TRIED_SHARE = 1 / 8
+"""The share of the rows with which encodings are tried: trying all would take longer than to write them."""
 _PIECES = 8
 _UNSURE_BELOW = 4 / 3
 """The ratio to the cheapest encoding's cost below which a dictionary is tried again with more rows."""
@@ -185,7 +187,8 @@ def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way
     if sample.num_rows < _TELLING_ROWS_MIN:
         return {}
     names = [field.name for field in schema.fields if not field.type.is_nested]
-    pieces = _pieces(sample, _TRIED_ROWS)
+    rows = min(max(int(sample.num_rows * _TRIED_SHARE), _TRIED_ROWS_MIN), _TRIED_ROWS)
+    pieces = _pieces(sample, rows)
     ways = _cheapest(pieces.select(names), schema, compression)
     # a dictionary of values that never repeat in the pieces does not pay with more rows either
     unsure = [name for name, way in ways.items() if way.is_unsure and _repeats(pieces.column(name))]

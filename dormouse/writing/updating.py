@@ -155,7 +155,7 @@ class _Computation:
             self._chosen = self._by_columns(update.where)
         self._gone = identity(context, self._chosen.columns)
         moment = microseconds() if any(one.tells_time for one in used) else None
-        self._rows = TableRows(update.sessions, context.placed, moment)
+        self._rows = TableRows(update.sessions, context.placed, moment, searches=True)
 
     def _take_values(self) -> None:
         given = self._update.values
@@ -256,7 +256,10 @@ class _Computation:
         names, by = self._schema.names, self._context.properties.newest_by
         place = [SEQUENCE] if is_keyed(self._context.properties) else []
         old = list(dict.fromkeys([*self._gone, *([] if by is None else [by]), *place]))
-        texts = [*map(self._value, names), *(reference(TARGET, name) for name in old)]
+        values, replaced = [*map(self._value, names)], [reference(TARGET, name) for name in old]
+        # DuckDB returns each column once, though most are also new values
+        texts = [*values, *(text for text in replaced if text not in values)]
+        numbers = [texts.index(text) for text in replaced]
         # numbered, since the name of a column may be that of a reference
         listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(texts))
         rows = columns_text(TARGET, [*names, *place], quoted(TARGET))
@@ -267,7 +270,7 @@ class _Computation:
                 batch = next(found, None)
             if batch is None:
                 return
-            before = pa.RecordBatch.from_arrays(batch.columns[len(names) :], names=old)
+            before = pa.RecordBatch.from_arrays([batch.column(number) for number in numbers], names=old)
             yield self._edited(batch.columns[: len(names)], before)
 
     def _value(self, name: str) -> str:

@@ -86,3 +86,13 @@ def test_sorted_rows_are_not_sorted_again(kinds: tuple[str, ...]) -> None:
     rows = rows_of(kinds, 7)
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names])
     assert sort_indices(rows.take(order), rows.column_names) is None
+
+
+@pytest.mark.parametrize("kinds", [("id",), ("long", "few")])
+def test_sorted_rows_of_distinct_keys_need_no_other_columns(kinds: tuple[str, ...]) -> None:
+    """Covers equal keys, of which the descending columns decide the order."""
+    rows = rows_of((*kinds, "int"), 11)
+    *keys, other = rows.column_names
+    order = [(name, "ascending") for name in keys]
+    rows = rows.take(pc.sort_indices(rows, sort_keys=order))
+    assert (sort_indices(rows, keys, [other]) is None) == (kinds == ("id",))

@@ -319,6 +319,30 @@ def test_a_query_with_a_limit_reads_no_file_to_find_rows(instance: Instance, rea
     assert not reads
 
 
+def test_an_update_tests_few_deletions_without_reading_files_before(
+    instance: Instance, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, of = list[str](), selects.Select.of
+
+    def noted(self: selects.Select, scans: Any) -> str:
+        texts.append(of(self, scans))
+        return texts[-1]
+
+    monkeypatch.setattr(selects.Select, "of", noted)
+    table = filled(instance, inline_bytes_max=0)
+    table.delete({"n": 1})
+    assert table.update({"v": 1}, {"v": 8}).rows == 14
+    assert table.update({"v": [1, 8]}, {"v": 9}).rows == 14
+    assert not reads
+    assert [one.count("read_parquet") for one in texts] == [1, 1], "one scan, though deletions differ"
+    for n in range(2, 18):
+        table.delete({"n": n})
+    assert not reads
+    assert table.update({"v": 9}, {"v": 10}).rows == 12
+    assert reads
+    assert numbers(instance, table) == [0, *range(18, 100)]
+
+
 def test_rows_of_a_replaced_file_are_found_again(instance: Instance, tmp_path: Path) -> None:
     table = filled(instance)
     table.delete({"k": 1})

@@ -135,11 +135,14 @@ def _scans(table: Table) -> list[Scan]:
     return [scan for group in plan.groups for scan in group]
 
 
-def _select(table: Table, ranges: KeyRanges = ALL) -> str:
-    """Returns the SELECT of the table's rows, for a statement that wants keys in the ranges."""
+def _select(table: Table, ranges: KeyRanges = ALL, *, searches: bool = False) -> str:
+    """Returns the SELECT of the table's rows, for a statement that wants keys in the ranges.
+
+    With `searches` it is for an edit, which compares only the rows that meet its condition.
+    """
     context = table.context
     asked = question(context.schema, None, None, None)
-    return Select(context, asked, 0, ranges=ranges).of(_scans(table))
+    return Select(context, asked, 0, ranges=ranges, searches=searches).of(_scans(table))
 
 
 def _seen(rows: list[dict[str, Any]]) -> list[str]:
@@ -174,7 +177,9 @@ def _check(table: Table, instance: Instance, model: Model, random: Random) -> No
         for condition, where, wanted in asked:
             statement = f"select * from {table.name} where {condition}"
             assert _seen(instance.sql(statement).read_all().to_pylist()) == _seen(wanted), condition
-            assert _seen(opened.execute(statement).to_arrow_table().to_pylist()) == _seen(wanted), condition
+            edited = f"select * from ({_select(table, searches=True)}) where {condition}"
+            for text in (statement, edited):
+                assert _seen(opened.execute(text).to_arrow_table().to_pylist()) == _seen(wanted), condition
             found = table.query(where).read_all().to_pylist()
             assert [(row["place"], row["id"]) for row in found] == [(r["place"], r["id"]) for r in wanted]
             assert _seen(found) == _seen(wanted), condition
@@ -292,8 +297,12 @@ def _upsert(table: Table, keys: Iterable[int], v: int) -> None:
 
 def _values(table: Table, instance: Instance) -> list[int]:
     """Returns the values in key order; asserts that readers agree."""
-    found = instance.sql("select v from t order by k").read_all()["v"].to_pylist()
+    found: list[int] = instance.sql("select v from t order by k").read_all()["v"].to_pylist()
     assert found == table.query().read_all()["v"].to_pylist()
+    edited = _select(table, searches=True)
+    assert ("unnest" in edited) == (table.properties.newest_by is not None and "unnest" in _select(table))
+    with instance.duckdb() as opened:
+        assert found == [v for (v,) in opened.execute(f"select v from ({edited}) order by k").fetchall()]
     return found
 
 

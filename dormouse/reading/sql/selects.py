@@ -16,7 +16,15 @@ import numpy as np
 from dormouse.data.transform import Function, Transform, quoted
 from dormouse.model.region import KeyRanges, Range, start_of, united
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
-from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
+from dormouse.model.table import (
+    DELETED_AT,
+    ROW_DELETED,
+    ROW_VERSION,
+    SEQUENCE,
+    TableProperties,
+    is_keyed,
+    newest_first,
+)
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.gone_rows import GoneRows
@@ -24,6 +32,7 @@ from dormouse.reading.overlaps import Layers, layers, parted_by_marks
 from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
+    TESTS_MAX,
     Filter,
     Given,
     in_slices,
@@ -67,11 +76,13 @@ def written_alike(scan: Scan) -> tuple[bool, int]:
     return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 
 
-def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
-    """Yields lists of files; DuckDB reads the files of each list in one scan, in this order."""
+def read_together(
+    schema: Schema, scans: Iterable[Scan], scans_max: int = SCANS_MAX
+) -> Iterator[Sequence[Scan]]:
+    """Yields about `scans_max` lists of files; DuckDB reads the files of each in one scan, in this order."""
     # files with rows to leave out are read alone, so that other files are read as if there were none
     ways = ways_of(scans, lambda scan: (*written_alike(scan), scan.filename if scan.gone else ""))
-    if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
+    if len(ways) <= scans_max or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
     alike: dict[Any, list[list[Scan]]] = defaultdict(list)
@@ -79,8 +90,7 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
         alike[way.kind[:2]].append(found)
     for some in alike.values():
         listed = sorted((scan for found in some for scan in found), key=lambda scan: _place(schema, scan))
-        scans_max = max(1, SCANS_MAX * len(some) // len(ways))
-        size = -(-len(listed) // scans_max)
+        size = -(-len(listed) // max(1, scans_max * len(some) // len(ways)))
         yield from (listed[at : at + size] for at in range(0, len(listed), size))
 
 
@@ -234,6 +244,17 @@ def by_keys(
     return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {among}"
 
 
+def unreplaced(schema: Schema, rows: str, others: str, newer: Literal[">", ">="]) -> str:
+    """Returns a SELECT of the rows without those whose key has a newer row in `others`, by their places.
+
+    DuckDB applies conditions on the rows before the join.
+    """
+    keys, place = [*map(quoted, schema.row_key_names)], quoted(SEQUENCE)
+    tests = [*(f"__other.{key} = __row.{key}" for key in keys), f"__other.{place} {newer} __row.{place}"]
+    among = f"(SELECT {', '.join([*keys, place])} FROM ({others})) AS __other"
+    return f"SELECT * FROM ({rows}) AS __row ANTI JOIN {among} ON {all_of(tests)}"
+
+
 def _without(scan: Scan, rows: GoneRows | None) -> Scan:
     if rows is None:
         return scan
@@ -271,16 +292,20 @@ class Select:
         interruption: Interruption | None = None,
         compares_null: bool = True,
         joins_outer: bool = False,
+        searches: bool = False,
     ) -> None:
         """Prepares the SELECT; the statement needs no rows outside `ranges`.
 
-        `compares_null` and `joins_outer` describe the statement (see `Parsed`).
+        `compares_null` and `joins_outer` describe the statement (see `Parsed`). With `searches`, it needs the
+        keys and probably few of the rows. So only these are compared with deletions and newer rows. No file
+        is read before to find the rows that do not count.
         """
         self._context = context
         self._ranges = ranges
         self._interruption = interruption or Interruption()
         self._compares_null = compares_null
         self._joins_outer = joins_outer
+        self._searches = searches
         self._schema = context.schema
         self._properties = context.properties
         self._transform = Transform.parse(context.schema, context.properties)
@@ -322,6 +347,9 @@ class Select:
         schema, properties = self._schema, self._properties
         found = layers(self._context.objects, schema, properties, scans)
         rows = [self.unmerged(found.alone)] if found.alone else []
+        if found.large and self._searches and properties.newest_by is None:
+            rows += self._searched(found)
+            found = Layers(together=found.together)
         keys = self.unmerged(found.small, marked=True) if found.small else ""
         if found.large:
             replaced = self._replaced(found)
@@ -341,6 +369,17 @@ class Select:
         if compare:
             rows.append(newest(schema, " UNION ALL ".join(compare), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
+
+    def _searched(self, files: Layers) -> Iterator[str]:
+        """Yields SELECTs of the newest row of each key in large files and in small ones."""
+        large, small = (self.unmerged(some, marked=True) for some in (files.large, files.small))
+        found = [unreplaced(self._schema, rows, small, ">") for rows in (large, small)]
+        if files.undecided:
+            undecided = self.unmerged(files.undecided, marked=True)
+            found[1] = unreplaced(self._schema, found[1], undecided, ">=")
+        columns = ", ".join(map(quoted, self._schema.names))
+        for rows in found:
+            yield f"SELECT {columns} FROM ({rows}) WHERE NOT {quoted(GONE)}"
 
     def _replaced(self, files: Layers) -> dict[str, Replaced]:
         """Returns the rows of large files that small files replace, by filename, where they are known."""
@@ -379,10 +418,12 @@ class Select:
             plain, with_marks = settled, list[Scan]()
         else:
             plain, with_marks = parted_by_marks(self._context.objects, settled)
+        # DuckDB reads several scans with less parallelism than one; numbers of rows are tested file by file
+        together = self._searches and not any(scan.gone for scan in settled)
         parts = [
             self._part(files, marked=marked, leaves_marks_out=leaves_out)
             for some, leaves_out in ((plain, False), (with_marks, True))
-            for files in read_together(self._schema, some)
+            for files in read_together(self._schema, some, 1 if together else SCANS_MAX)
         ]
         return " UNION ALL ".join(parts)
 
@@ -394,6 +435,9 @@ class Select:
         versions = (scan.schema_version for scan in scans)
         hides = marked and self._properties.newest_by is not None
         if hides or may_hide_index(self._schema, versions) or not any(scan.deletions for scan in scans):
+            return scans
+        deletions = {one.deletion_id: one for scan in scans for one in scan.deletions}
+        if self._searches and len(deletions) <= TESTS_MAX and not any(one.rows for one in deletions.values()):
             return scans
         # most statements need no DataFusion, which takes long to import
         from dormouse.reading.row_numbers import Finder

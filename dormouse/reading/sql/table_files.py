@@ -129,10 +129,17 @@ class TableFiles:
 
         return Rows(rows.schema, batches())
 
-    def select(self, name: str, needed: Mapping[str, KeyRanges], ranges: KeyRanges | None = None) -> Select:
+    def select(
+        self,
+        name: str,
+        needed: Mapping[str, KeyRanges],
+        ranges: KeyRanges | None = None,
+        *,
+        searches: bool = False,
+    ) -> Select:
         """Returns the maker of a table's SELECT, for a statement that needs rows in `needed`.
 
-        With `ranges`, it selects only rows in these ranges of its columns.
+        With `ranges`, it selects only rows in these ranges of its columns. For `searches`, see `Select`.
         """
         context = self.contexts[name]
         wanted = self._question or question(context.schema, None, None, None)
@@ -151,6 +158,7 @@ class TableFiles:
             interruption=self._interruption,
             compares_null=self._statement.compares_null,
             joins_outer=self._statement.joins_outer,
+            searches=searches,
         )
 
     @property

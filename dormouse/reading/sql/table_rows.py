@@ -28,12 +28,14 @@ REPLANS_MAX = 10
 class TableRows:
     """The rows of a table, which statements read by the name `TARGET`, beside staged rows by other names.
 
-    `moment` is the current time for all statements, in microseconds since 1970; None if none needs it.
+    `moment` is the current time for all statements, in microseconds since 1970; None if none needs it. For
+    `searches`, see `Select`.
     """
 
     sessions: Sessions
     context: TableContext
     moment: int | None = None
+    searches: bool = False
 
     def ranges(self, statement: str, others: Mapping[str, Schema] = {}) -> KeyRanges:
         """Returns ranges with the row keys of all rows of the table that a statement needs.
@@ -110,7 +112,8 @@ class TableRows:
         others = {name: one.select() for name, one in staged.items()}
         for left in reversed(range(REPLANS_MAX)):
             [reads] = files.planned([{TARGET: ranges}])
-            views = {TARGET: files.select(TARGET, {TARGET: ranges}).of(reads[TARGET]), **others}
+            target = files.select(TARGET, {TARGET: ranges}, searches=self.searches)
+            views = {TARGET: target.of(reads[TARGET]), **others}
             try:
                 return files.rows(reads, views, statement, ())
             except FileGone:
