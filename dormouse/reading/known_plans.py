@@ -36,6 +36,8 @@ PARTITIONS_MAX = 64
 """The most partitions of a plan that is remembered."""
 RECENT_MAX = 64
 """The most references that are added to a remembered plan before they are sorted."""
+NEAR_MAX = 1_000
+"""The most known files with wanted keys that a plan names, because of deletions; otherwise all come."""
 _RUN = 32
 """The number of references, sorted by their smallest keys, of which the largest key is known."""
 
@@ -192,12 +194,10 @@ class Knowledge:
         for name, content in rows.contents:
             self.context.inlined.add(name, content)
         if rows.is_same and self.remembered is not None:
-            if rows.deletions:
-                near = (row[1] for row in rows.references if is_inlined(row[1]))
-                return rows._replace(inlined=self.remembered.inlined.union(near))
-            made = self.remembered.later(snapshot, rows.state, rows.references)
+            made = self.remembered.later(snapshot, rows.state, rows.added)
             _plans.put(self.key, made.bounded)
-            return rows._replace(references=[*self.candidates, *rows.references], inlined=made.inlined)
+            known = () if rows.deletions else self.candidates
+            return rows._replace(references=[*known, *rows.references], inlined=made.inlined)
         if rows.state is not None:
             _plans.put(self.key, _Remembered(snapshot, rows.state, _Sorted(rows.references)).bounded)
         elif len(self.key[1]) <= PARTITIONS_MAX and (
@@ -225,6 +225,7 @@ def known_plan(context: TableContext, partition_ids: Sequence[str], ranges: KeyR
     candidates = remembered.within(bounds)
     request = request._replace(till=remembered.snapshot, state=remembered.state)
     if bounds is not None:
-        names = {row[1] for row in candidates if is_inlined(row[1])}
-        request = request._replace(wanted=context.inlined.lacking(names))
+        names = {row[1] for row in candidates}
+        lacking = context.inlined.lacking(filter(is_inlined, names))
+        request = request._replace(wanted=lacking, near=None if len(names) > NEAR_MAX else [*names])
     return Knowledge(context, key, request, remembered, candidates)

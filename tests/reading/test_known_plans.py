@@ -157,6 +157,13 @@ def test_only_new_references_come(instance: Instance, came: list[int], inline_by
     assert look_up(table, {"key": 4}) == Counter()
     assert look_up(table, {"key": 5}) == Counter([(5, "a", 5), (5, "a", 1)])
     assert came[3:] == [2, 0]  # the files that may have the deleted key, and nothing new
+    for key in range(20, 23):
+        ingest(table, (key, "a", 1))
+    came.clear()
+    for _ in range(2):
+        assert look_up(table, {"key": 4}) == Counter()
+    assert look_up(table, {"key": 21}) == Counter([(21, "a", 1)])
+    assert came == [5, 2, 0]  # new references come once, also beside a deletion
     table.compact(engine="local")
     came.clear()
     assert [look_up(table, {"key": 9}) for _ in range(2)] == [Counter([(9, "a", 9), (9, "a", 1)])] * 2

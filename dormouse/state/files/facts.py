@@ -59,6 +59,8 @@ class KnownPlan(NamedTuple):
     - `bytes_max`: the most bytes of content. Other files are read by another query.
     - `lowest`, `highest`: encoded bounds of the keys. Content of other files does not come.
     - `wanted`: known inlined files whose content is wanted.
+    - `near`: the known files that may have wanted keys, whose references come again if there are deletions;
+      None for all.
     """
 
     till: str | None
@@ -68,6 +70,7 @@ class KnownPlan(NamedTuple):
     lowest: bytes | None = None
     highest: bytes | None = None
     wanted: Sequence[str] = ()
+    near: Sequence[str] | None = None
 
     def values(self) -> dict[str, Any]:
         """Returns the values of the statement."""
@@ -80,6 +83,7 @@ class KnownPlan(NamedTuple):
             "highest": self.highest,
             "wanted_ids": Uuids([narrow_bytes(name) for name in self.wanted]),
             "wanted": texts(self.wanted),
+            "near_ids": None if self.near is None else Uuids([narrow_bytes(name) for name in self.near]),
         }
 
 
@@ -108,9 +112,11 @@ class PlannedRows(NamedTuple):
     is_same: bool = False
     """True if the known references are still those of the partitions.
 
-    `references` then has only those that were added since. If there are deletions, it has those of files that
-    may have wanted keys.
+    `references` then has only those that were added since. If there are deletions, it also has those of known
+    files that may have wanted keys.
     """
+    added: Sequence[Sequence[Any]] = ()
+    """The references that were added since, if the known ones are still those of the partitions."""
     inlined: frozenset[str] | None = None
     """The inlined files to which the partitions refer, if `references` may lack some of them."""
 

@@ -53,9 +53,9 @@ where r.partition_id = any(%(partition_ids)s) and {live};
 -- The same as plan, with two more columns, for a caller that may remember the references of an earlier plan of these
 -- partitions, made in the snapshot known_till. The state of a plan is the number of its references and a digest of them. The
 -- first row has the present state (as filename), and whether the references that known_till saw still have the known state
--- (as is_same). If so, only references that were added since follow; or, if there are deletions, those of files that may have
--- keys within the bounds. Otherwise all follow. Further rows have the names and contents of inlined files, up to a number of
--- bytes: the wanted ones, and those added since that may have keys within the bounds.
+-- (as is_same). If so, those that were added since follow, marked by is_same; if there are deletions, also those of the known
+-- files near_ids, or all if near_ids is null. Otherwise all follow. Further rows have the names and contents of inlined files,
+-- up to a number of bytes: the wanted ones, and those added since that may have keys within the bounds.
 with head as materialized (
     select {plan_head}
     from tables t
@@ -63,37 +63,50 @@ with head as materialized (
     where t.table_id = %(table_id)s
 ), added as materialized (
     select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition
-    from {file_reference} r
-    where r.partition_id = any(%(partition_ids)s) and {live}
-        and pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true
-), state as materialized (
-    select concat(present.files, ' ', present.digest) as present,
-        coalesce(concat(present.files - new.files, ' ', present.digest # new.digest) = %(known_state)s, false) as is_same,
-        (select h.deletions from head h) is null as is_plain
     from (
-        select count(*) as files, {digest_of_references} as digest
+        -- found by added_xid, so that the references of other snapshots are not read
+        select r.*
         from {file_reference} r
-        where r.partition_id = any(%(partition_ids)s) and {live}
-    ) present, (
-        select count(*) as files, {digest_of_references} as digest from added r
-    ) new
+        where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(known_till)s::pg_snapshot)
+            and not pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot)
+        offset 0
+    ) r
+    where r.partition_id = any(%(partition_ids)s) and {live}
+), state as materialized (
+    select s.present, s.is_same, s.is_same and (s.is_plain or %(near_ids)s::uuid[] is not null) as is_added_to,
+        s.is_same and not s.is_plain as is_near
+    from (
+        select concat(present.files, ' ', present.digest) as present,
+            coalesce(concat(present.files - new.files, ' ', present.digest # new.digest) = %(known_state)s, false) as is_same,
+            (select h.deletions from head h) is null as is_plain
+        from (
+            select count(*) as files, {digest_of_references} as digest
+            from {file_reference} r
+            where r.partition_id = any(%(partition_ids)s) and {live}
+        ) present, (
+            select count(*) as files, {digest_of_references} as digest from added r
+        ) new
+    ) s
 ), ref as materialized (
     select r.partition_id, r.filename, r.only_contains_data_for_this_partition, f.byte_count, f.min_key, f.max_key,
         f.deletions_till, f.deletions_left, f.row_count, f.file_id is not null as is_known, r.file_id, r.is_added
     from (
-        select a.*, true as is_added, false as is_bound from added a where (select s.is_same and s.is_plain from state s)
+        select a.*, true as is_added from added a where (select s.is_added_to from state s)
+        union all
+        select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition, false
+        from unnest(%(near_ids)s::uuid[]) n (file_id)
+        cross join lateral (
+            select r.* from {file_reference} r where r.partition_id = any(%(partition_ids)s) and r.file_id = n.file_id offset 0
+        ) r
+        where (select s.is_near from state s) and {live}
+            and pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot)
         union all
         select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition,
-            pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true, (select s.is_same from state s)
+            pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot) is not true
         from {file_reference} r
-        where r.partition_id = any(%(partition_ids)s) and {live} and not (select s.is_same and s.is_plain from state s)
+        where r.partition_id = any(%(partition_ids)s) and {live} and not (select s.is_added_to from state s)
     ) r
     left join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
-    where (
-        r.is_bound and (
-            f.max_key < %(lowest)s::bytea or substring(f.min_key for length(%(highest)s::bytea)) > %(highest)s::bytea
-        )
-    ) is not true
 ), content as (
     select w.filename, c.content, sum(octet_length(c.content)) over (order by w.file_id) as till
     from (
@@ -111,7 +124,7 @@ select h.epoch, h.snapshot, h.deletions, h.partition_id, s.present, h.only_conta
 from head h, state s
 union all
 select null, null, null, partition_id, filename, only_contains_data_for_this_partition, byte_count, min_key, max_key,
-    deletions_till, deletions_left, row_count, is_known, null, null
+    deletions_till, deletions_left, row_count, is_known, null, is_added
 from ref
 union all
 select null, null, null, null, filename, null, null, null, null, null, null, null, true, content, null

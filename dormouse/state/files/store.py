@@ -398,8 +398,11 @@ class FileReferenceStore:
         if not all(row[12] for row in others):
             return None
         contents = [(row[4], row[13]) for row in others if row[13] is not None] if len(head) > 13 else []
-        references = [row[3:12] for row in others[: len(others) - len(contents)]]
-        planned = PlannedRows(references, head[2] or (), contents, head[4], head[13:] == (None, True))
+        of_files = others[: len(others) - len(contents)]
+        references = [row[3:12] for row in of_files]
+        is_same = head[13:] == (None, True)
+        added = [row for row, of in zip(references, of_files, strict=True) if of[14]] if is_same else ()
+        planned = PlannedRows(references, head[2] or (), contents, head[4], is_same, added=added)
         return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
