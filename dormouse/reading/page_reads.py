@@ -6,21 +6,16 @@ The pages are copied into a small Parquet file in memory, which pyarrow decodes.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from itertools import takewhile
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as _is
 
-from dormouse.data.arrow_schema import arrow_type, exact, written_schema
-from dormouse.data.newest import first_of_keys
-from dormouse.data.transform import Transform
-from dormouse.model.schema import Schema, is_as_stored
-from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
+from dormouse.data.arrow_schema import arrow_type
 from dormouse.model.types import INT, LONG, Field
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.file_cache import KEPT, KnownFile, OpenFile, opened
@@ -35,18 +30,12 @@ from dormouse.reading.file_pages import (
     integer,
     pages_of,
 )
-from dormouse.reading.gone_rows import without
 from dormouse.reading.page_index import (
     NotUnderstood,
     Part,
     RowGroup,
 )
 from dormouse.reading.page_values import coded_page, plain_page
-from dormouse.reading.planner import Scan
-from dormouse.reading.row_filter import PLAIN, remains, rendered
-from dormouse.reading.row_sets import RowSet
-from dormouse.reading.where import Question
-from dormouse.state.context import TableContext
 
 PAGES_MAX = 4
 """The most pages of a column that a look-up reads for one key. A query engine reads more pages faster."""
@@ -60,11 +49,6 @@ FOUND_MAX = 256
 
 It reads each row by itself if the column has a dictionary, so a query engine reads more rows faster.
 """
-FILES_MAX = 16
-"""The most files of a group of leaves for a look-up. A query engine merges more files faster."""
-
-DELETIONS_MAX = 7
-"""The most deletions by which a look-up tests each row. Beside more, a file is read once to find the rows."""
 
 # The rows of one file.
 
@@ -293,108 +277,3 @@ class _Lookup(FilePages):
         return pa.concat_arrays(
             [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
         )
-
-
-# Look-ups of a key of a table without a query engine.
-
-
-def looked_up(
-    context: TableContext, schema: Schema, question: Question, transform: Transform, scans: Sequence[Scan]
-) -> Iterable[pa.RecordBatch] | None:
-    """Returns the rows of some files that have one key, read without a query engine, in key order.
-
-    The rows have the keys and the columns of the question. In a keyed table they are the newest rows of each
-    key, without marks of deletion. Returns None when a query engine has to read the rows. It does so if more
-    than one key is wanted, if the table aggregates rows or hides some by their age, and if deletions may
-    match rows of a keyed table or many rows of a file.
-    """
-    keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
-    if not all(keys) or question.conditions or transform.aggregates or transform.age_off:
-        return None
-    properties = context.properties
-    newest_by = newest_first(properties) if is_keyed(properties) else ()
-    stored = stored_schema(schema, properties)
-    wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
-    hidden = [*newest_by, DELETED_AT] if newest_by else []
-    tested = [name for one in scans for deletion in one.deletions for name in deletion.tested]
-    if not set(tested) <= set(stored.names):
-        return None
-    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden, *tested))]
-    # a look-up needs files whose replaced rows are known by their keys, written with the current columns
-    are_plain = all(
-        one.byte_count
-        and not (one.deletions and newest_by)
-        and (one.gone is None or one.gone.has_whole_keys)
-        and is_as_stored(written_schema(stored, one.filename), stored)
-        for one in scans
-    )
-    if not (are_plain and can_look_up(schema.key_fields, columns)):
-        return None
-    names = [field.name for field in columns]
-    batches: list[pa.RecordBatch] = []
-    for scan, key in zip(scans, keys, strict=True):
-        size, is_likely = scan.byte_count or 0, len(scans) == 1
-        # the digest of a local file was compared, which is then read
-        content = None if context.verifies else context.inlined.in_memory(scan.filename)
-        found = rows_of(
-            context.objects, scan.filename, size, key, names, is_likely=is_likely, content=content
-        )
-        if found and scan.deletions:
-            found = _remaining(schema, scan, found)
-        if found is None:
-            return None
-        batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])
-    if len(batches) > 1:
-        order = [(name, "ascending") for name in schema.key_names]
-        order += [(name, "descending") for name in newest_by]
-        # files differ in the nullability of their columns, and perhaps in their types
-        alike = pa.schema([(field.name, arrow_type(field.type)) for field in columns])
-        rows = pa.Table.from_batches([exact(batch, alike) for batch in batches]).sort_by(order)
-        batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
-    if newest_by:
-        if sum(map(len, batches)) > 1:
-            batches = list(first_of_keys(batches, schema.row_key_names))
-        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))) for batch in batches]
-    return [batch.select(wanted) for batch in batches]
-
-
-def _remaining(schema: Schema, scan: Scan, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
-    """Returns the rows that no deletion of the scan matches. All rows have the key of the scan.
-
-    Returns None for too many rows or deletions, and for times that Python cannot hold.
-    """
-    if sum(map(len, batches)) > FOUND_MAX or len(scan.deletions) > DELETIONS_MAX:
-        return None
-    for one in scan.deletions:
-        if isinstance(one.rows, RowSet):
-            # all bounds of such a deletion are those of the rows that it lists
-            names, search = [field.name for field in one.rows.fields], one.rows.search()
-            batches = [
-                batch.filter(pa.array(~search.flags(batch.select(names).columns))) for batch in batches
-            ]
-    others = [one for one in scan.deletions if not isinstance(one.rows, RowSet)]
-    [near] = scan.slices[0][schema.row_keys[0].name]
-    is_kept = rendered(remains(schema, others, near=near), PLAIN)
-    names = [*dict.fromkeys((*schema.row_key_names, *(name for one in others for name in one.tested)))]
-    try:
-        kept = [[bool(is_kept(row)) for row in batch.select(names).to_pylist()] for batch in batches]
-    except (ValueError, OverflowError):
-        return None
-    return [batch.filter(pa.array(some, pa.bool_())) for batch, some in zip(batches, kept, strict=True)]
-
-
-def is_look_up(schema: Schema, scans: Sequence[Scan]) -> bool:
-    """Returns whether each of the scans wants one key only."""
-    return all(_key_of(schema, scan) for scan in scans)
-
-
-def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
-    """Returns the values of the leading row keys, if the scan wants one key only; otherwise an empty dict."""
-    if len(scan.slices) != 1:
-        return {}
-    wanted = scan.slices[0]
-    leading = list(takewhile(lambda field: field.name in wanted, schema.row_keys))
-    ranges = [wanted[field.name] for field in leading]
-    if len(leading) != len(wanted) or not all(len(one) == 1 and one[0].is_exact for one in ranges):
-        return {}
-    return {field: one[0].min for field, one in zip(leading, ranges, strict=True)}

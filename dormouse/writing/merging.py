@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.executor import rows_of
 from dormouse.reading.row_filter import in_slices, rendered
+from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.named import Named
@@ -302,8 +304,7 @@ class _Computation:
             (True, False): "LEFT JOIN",
             (True, True): "FULL JOIN",
         }[self._acts("by_source"), self._acts("not_matched")]
-        names = dict.fromkeys([*self._schema.names, *self._before])
-        target = columns_text(TARGET, list(names), quoted(TARGET))
+        target = columns_text(TARGET, self._read, quoted(TARGET))
         joined = f"({target}) {join} ({self._of_source()}) ON ({self._clauses.on.text})"
         clause = (
             f"CASE WHEN {key} IS NULL THEN {self._case('not_matched')} "
@@ -331,13 +332,32 @@ class _Computation:
 
     def _value(self, name: str) -> str:
         """Returns the SQL of a column's new value, which depends on the clause."""
-        old = reference(TARGET, name)
         whens = [
             f"WHEN {number} THEN {one.values[name]}"
             for number, one in enumerate(self._acting)
             if name in one.values
         ]
+        column = self._schema.field(name)
+        old = reference(TARGET, name) if self._keeps(column) else f"CAST(NULL AS {type_name(column.type)})"
         return f"CASE clause {' '.join(whens)} ELSE {old} END" if whens else old
+
+    def _keeps(self, column: Field) -> bool:
+        """Returns whether a new row may have the value that the replaced row has in a column.
+
+        Marks of deletion have the keys of the replaced row, and its value of `newest_by`.
+        """
+        kept = [one for one in self._acting if column.name not in one.values]
+        if any(one.action == "update" for one in kept):
+            return True
+        is_of_mark = column.name in self._schema.key_names or column.name in self._before
+        return self._is_keyed and is_of_mark and any(one.action == "delete" for one in kept)
+
+    @cached_property
+    def _read(self) -> list[str]:
+        """The columns of the table that the statement needs."""
+        kept = [column.name for column in self._schema.fields if self._keeps(column)]
+        keys, used = self._schema.row_key_names, self._clauses.read
+        return list(dict.fromkeys([*keys, *self._before, *kept, *sorted(used)]))
 
     # The answer of the statement.
 
@@ -377,7 +397,8 @@ class _Computation:
     def _looked_up(self, ranges: KeyRanges) -> Staged:
         """Returns the rows of the table with some keys. A query finds a few of them faster than DuckDB."""
         context = self._rows.context
-        found = rows_of(context, Question(ranges, (), context.schema.names))
+        names = [name for name in context.schema.names if name in self._read]
+        found = rows_of(context, Question(ranges, (), tuple(names)))
         return Staged(context.objects, found.schema).add_all(found)
 
     def _edited(
