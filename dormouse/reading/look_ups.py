@@ -62,7 +62,7 @@ def looked_up(
         if found is None:
             return None
         batches += look_up.without_gone(scan, found)
-    return look_up.newest(batches)
+    return look_up.newest(batches, are_sorted=len(batches) <= 1)
 
 
 def list_looked_up(
@@ -88,9 +88,8 @@ def list_looked_up(
         if part is None:
             return None
         alike[scan.deletions] += part
-    return look_up.newest(
-        [one for deletions, some in alike.items() for one in _left(schema, deletions, look_up.alike(some))]
-    )
+    left = [_left(schema, deletions, look_up.alike(some)) for deletions, some in alike.items()]
+    return look_up.newest(left, are_sorted=len(scans) == 1)
 
 
 class _LookUp:
@@ -156,10 +155,10 @@ class _LookUp:
         """Returns rows of several files."""
         return pa.Table.from_batches([exact(batch, self._alike) for batch in batches], self._alike)
 
-    def newest(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def newest(self, batches: list[pa.RecordBatch], *, are_sorted: bool) -> list[pa.RecordBatch]:
         """Returns the rows in key order; of a keyed table the newest of each key, without marks."""
         schema, newest_by = self._schema, self._newest_by
-        if len(batches) > 1:
+        if not are_sorted:
             order = [(name, "ascending") for name in schema.key_names]
             order += [(name, "descending") for name in newest_by]
             rows = self.alike(batches).sort_by(order)
@@ -171,7 +170,7 @@ class _LookUp:
         return [batch.select(self._wanted) for batch in batches]
 
 
-def _left(schema: Schema, deletions: Sequence[Deletion], rows: pa.Table) -> list[pa.RecordBatch]:
+def _left(schema: Schema, deletions: Sequence[Deletion], rows: pa.Table) -> pa.RecordBatch:
     """Returns the rows that none of the deletions matches."""
     [batch] = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
     is_gone = np.zeros(batch.num_rows, bool)
@@ -187,7 +186,7 @@ def _left(schema: Schema, deletions: Sequence[Deletion], rows: pa.Table) -> list
         stays = rendered(remains(schema, others), DATAFUSION).alias("stays")
         found = session.create_dataframe([[batch]]).select(stays).collect()
         is_gone |= ~np.concatenate([one.column(0).to_numpy(zero_copy_only=False) for one in found])
-    return [batch.filter(pa.array(~is_gone))]
+    return batch.filter(pa.array(~is_gone))
 
 
 def _remaining(schema: Schema, scan: Scan, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
