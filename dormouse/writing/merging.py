@@ -28,6 +28,7 @@ from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed,
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.executor import rows_of
+from dormouse.reading.key_lists import KEYS_MAX
 from dormouse.reading.row_filter import in_slices, rendered
 from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
@@ -62,10 +63,8 @@ from dormouse.writing.merge_clauses import Clauses
 
 _ROW = "__row"
 """The column with the number of each row of the source."""
-LOOKED_UP_MAX = 2_000
-"""The most values of a row key whose rows are looked up before they are joined."""
 APART_LEAST = 1_000
-"""The least distance of such values from each other, on average. A scan finds nearer ones as fast."""
+"""The least distance, on average, of looked-up values of a row key. A scan finds nearer ones as fast."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def _are_sparse(ranges: KeyRanges, schema: Schema) -> bool:
     """Returns whether ranges are a few values of the first row key that lie far apart."""
     first = schema.row_keys[0]
     items = ranges.get(first.name, ())
-    if first.type not in (INT, LONG) or not 0 < len(items) <= LOOKED_UP_MAX:
+    if first.type not in (INT, LONG) or not 0 < len(items) <= KEYS_MAX:
         return False
     low: Any = items[0].min
     high: Any = items[-1].max
