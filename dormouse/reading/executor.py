@@ -25,9 +25,10 @@ from dormouse.model.table import is_keyed
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
 from dormouse.reading.gone_rows import without
 from dormouse.reading.group_parts import are_narrow, divided, first_divided, is_large
+from dormouse.reading.key_lists import KEYS_MAX
 from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
+from dormouse.reading.look_ups import is_look_up, list_looked_up, looked_up
 from dormouse.reading.overlaps import clusters
-from dormouse.reading.page_reads import is_look_up, looked_up
 from dormouse.reading.planner import Scan, bytes_of
 from dormouse.reading.row_filter import after, every, meets, rendered
 from dormouse.reading.row_numbers import Finder, left_by_key
@@ -107,12 +108,12 @@ def _query(
 
 
 def rows_of(context: TableContext, question: Question, ahead: Foreseen | None = None) -> pa.RecordBatchReader:
-    """Returns the rows that a question selects now, with all columns of the context.
+    """Returns the rows that a question selects now, with the columns that it names.
 
     `ahead` has the answer for the question's ranges, which is not of a row table. Raises `SchemaMoved` if the
     table has other columns, and the errors of `query`.
     """
-    return _rows_of(context, replace(question, columns=context.schema.names), Interruption(), None, ahead)
+    return _rows_of(context, question, Interruption(), None, ahead)
 
 
 def _rows_of(
@@ -283,7 +284,16 @@ class _Execution:
 
         The rows of the last key are held back until a larger key comes.
         """
-        groups = self._settled(self._verified(groups))
+        groups = self._verified(groups)
+        if start is None and self._lists_keys:
+            for scans in groups:
+                found = self._listed(scans)
+                yield from self._engine_rows(iter([scans]), start) if found is None else self._used(found)
+            return
+        yield from self._engine_rows(groups, start)
+
+    def _engine_rows(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
+        groups = self._settled(groups)
         if self._question.limit is not None:  # the next group may not be needed
             parts = first_divided(groups, self._moment, self._question.limit)
             yield from self._used(self._prepared(parts, start))
@@ -298,6 +308,26 @@ class _Execution:
             if is_large(first[0]):
                 made.begin()
             yield from self._used(made)
+
+    @cached_property
+    def _lists_keys(self) -> bool:
+        """Returns whether a list of values of the first row key is wanted."""
+        wanted = self._question.ranges.get(self._context.schema.row_keys[0].name, ())
+        is_list = 1 < len(wanted) <= KEYS_MAX and all(one.is_exact for one in wanted)
+        return is_list and self._question.limit is None
+
+    def _listed(self, scans: Sequence[Scan]) -> _Prepared | None:
+        """Returns the rows of a group, read by a look-up of a list of keys; None if an engine is needed."""
+        self._interruption.check()
+        # this reads fewer rows than would be read to find all that deletions match
+        finder = Finder(self._context, self._question.ranges, self._interruption, reads=False)
+        settles = not self._is_keyed and any(scan.deletions for scan in scans)
+        settled = finder.settled(scans) if settles else scans
+        with self._naming(scans):
+            found = list_looked_up(
+                self._context, self._moment.schema, self._question, self._transform, settled
+            )
+        return None if found is None else iter([(scans, found)])
 
     def _verified(self, groups: Groups) -> Groups:
         for scans in groups:

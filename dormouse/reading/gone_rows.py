@@ -134,7 +134,7 @@ class _Search:
             start = int(np.searchsorted(self._wanted, values[0], "left"))
             end = int(np.searchsorted(self._wanted, values[-1], "right"))
             near = self._keys.slice(start, end - start)
-            there = _places(values, np.unique(self._wanted[start:end]))
+            there = places_of(values, np.unique(self._wanted[start:end]))
         return _alike(batch, there, near, self._names)
 
 
@@ -155,7 +155,7 @@ def _dropped(batch: pa.RecordBatch, rows: Numbers) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(slices) if slices else batch.slice(0, 0)
 
 
-def _places(values: Any, wanted: Any) -> Numbers:
+def places_of(values: Any, wanted: Any) -> Numbers:
     """Returns the positions in `values` that have one of the values `wanted`; both ascend."""
     starts, ends = np.searchsorted(values, wanted, "left"), np.searchsorted(values, wanted, "right")
     lengths = ends - starts

@@ -6,45 +6,36 @@ The pages are copied into a small Parquet file in memory, which pyarrow decodes.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from itertools import takewhile
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pyarrow.types as _is
 
-from dormouse.data.arrow_schema import arrow_type, exact, written_schema
-from dormouse.data.newest import first_of_keys
-from dormouse.data.transform import Transform
-from dormouse.model.schema import Schema, is_as_stored
-from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
-from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.model.types import INT, LONG, Field
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.file_cache import KEPT, KnownFile, OpenFile, opened
-from dormouse.reading.gone_rows import without
+from dormouse.reading.file_pages import (
+    NUMBERS,
+    TEXTS,
+    Fetched,
+    FilePages,
+    Rows,
+    as_in_index,
+    decoded_rows,
+    integer,
+    pages_of,
+)
 from dormouse.reading.page_index import (
-    Chunk,
     NotUnderstood,
-    Pages,
     Part,
     RowGroup,
-    as_data_page,
-    bounds_of_pages,
-    pages,
-    small_file,
 )
-from dormouse.reading.page_values import coded_page, is_plain, plain_page, values_of_dictionary
-from dormouse.reading.planner import Scan
-from dormouse.reading.row_filter import PLAIN, remains, rendered
-from dormouse.reading.row_sets import RowSet
-from dormouse.reading.where import Question
-from dormouse.state.context import TableContext
+from dormouse.reading.page_values import coded_page, plain_page
 
 PAGES_MAX = 4
 """The most pages of a column that a look-up reads for one key. A query engine reads more pages faster."""
@@ -58,20 +49,13 @@ FOUND_MAX = 256
 
 It reads each row by itself if the column has a dictionary, so a query engine reads more rows faster.
 """
-_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
-_TEXTS = (STRING, BYTES)
-FILES_MAX = 16
-"""The most files of a group of leaves for a look-up. A query engine merges more files faster."""
-
-DELETIONS_MAX = 7
-"""The most deletions by which a look-up tests each row. Beside more, a file is read once to find the rows."""
 
 # The rows of one file.
 
 
 def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
     """Returns whether `rows_of` supports these keys and columns, by their types."""
-    return all(one.type in (*_NUMBERS, *_TEXTS) for one in keys) and not any(
+    return all(one.type in (*NUMBERS, *TEXTS) for one in keys) and not any(
         one.type.is_nested for one in columns
     )
 
@@ -140,14 +124,8 @@ def row_group_bounds(store: ObjectStore, name: str, byte_count: int, key: Field)
         groups = [(one.chunks[key.name].bounds, one.row_count) for one in _groups(store, name, byte_count)]
     except Exception:
         return []
-    known = [
-        KeyBounds(_integer(ends[0]), _integer(ends[1]), rows) for ends, rows in groups if ends is not None
-    ]
+    known = [KeyBounds(integer(ends[0]), integer(ends[1]), rows) for ends, rows in groups if ends is not None]
     return known if len(known) == len(groups) else []
-
-
-def _integer(bound: bytes) -> int:
-    return int.from_bytes(bound, "little", signed=True)
 
 
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
@@ -171,50 +149,7 @@ def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
         return KEPT.file(source).groups
 
 
-class _Rows(NamedTuple):
-    """A span of rows in a row group: its first row, and the first row after it."""
-
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class _Fetched:
-    """Consecutive pages of a column; `first` is the number of the first page."""
-
-    chunk: Chunk
-    pages: Pages
-    first: int
-    end: int
-    data: bytes
-
-    @property
-    def is_one_page(self) -> bool:
-        return self.end - self.first == 1
-
-    @property
-    def is_plain(self) -> bool:
-        """True if this is one page of numbers that are not encoded."""
-        rows = self.pages.first_rows
-        return self.is_one_page and is_plain(self.data, self.chunk, rows[self.end] - rows[self.first])
-
-    def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
-        """Returns the bytes of the pages that contain `rows`, and the span of all rows in these pages."""
-        if self.is_one_page:
-            return self.data, _Rows(*self.pages.first_rows[self.first : self.end + 1])
-        first, end = _pages_of(self.pages, rows)
-        offsets, start = self.pages.offsets, self.pages.offsets[self.first]
-        till = offsets[end - 1] + self.pages.sizes[end - 1]
-        has = _Rows(self.pages.first_rows[first], self.pages.first_rows[end])
-        return self.data[offsets[first] - start : till - start], has
-
-
-def _pages_of(column: Pages, rows: _Rows) -> tuple[int, int]:
-    """Returns the numbers of the first page with some of `rows`, and of the first page after them."""
-    return bisect_right(column.first_rows, rows.start) - 1, bisect_left(column.first_rows, rows.end)
-
-
-class _Lookup:
+class _Lookup(FilePages):
     """A look-up of one key in one file.
 
     It reads pages of the key columns first. Pages of other columns follow only if the key is found, unless
@@ -230,27 +165,16 @@ class _Lookup:
         columns: Sequence[str],
         is_likely: bool,
     ) -> None:
-        self._file, self._source, self._columns = file, source, columns
-        self._key, self._first, self._is_likely = key, first, is_likely
-        self._wanted = _as_in_index(first, key[first.name])
+        super().__init__(file, source, first, key)
+        self._columns, self._key, self._is_likely = columns, key, is_likely
+        self._wanted = as_in_index(first, key[first.name])
 
     def rows(self) -> list[pa.RecordBatch]:
         wanted = self._wanted
-        held = [number for number, (low, high) in enumerate(self._bounds()) if low <= wanted <= high]
+        held = [number for number, (low, high) in enumerate(self.group_bounds()) if low <= wanted <= high]
         if len(held) > PAGES_MAX:
             raise NotUnderstood("a key of many rows")
         return [some for number in held if (some := self._in_group(number)) is not None]
-
-    def _bounds(self) -> list[tuple[Any, Any]]:
-        found = self._file.group_bounds
-        if found is None:
-            bounds = [group.chunks[self._first.name].bounds for group in self._file.groups]
-            if None in bounds:
-                raise NotUnderstood("a key without bounds")
-            decoded = self._decoded
-            found = [(decoded(low), decoded(high)) for low, high in cast("list[tuple[bytes, bytes]]", bounds)]
-            self._file.group_bounds = found
-        return found
 
     def _in_group(self, number: int) -> pa.RecordBatch | None:
         candidates = self._candidates(number)
@@ -263,13 +187,13 @@ class _Lookup:
         if self._is_likely:  # opening two small files would cost more than decoding these pages
             names += [name for name in others if not (chunks[name].dictionary or data[name].is_plain)]
         parts = {name: self._whole(number, data[name], candidates) for name in names}
-        decoded = _decoded_rows(parts, candidates)
+        decoded = decoded_rows(parts, candidates)
         at = _places(decoded, self._key)
         if not len(at):
             return None
         if at[-1] - at[0] >= FOUND_MAX:
             raise NotUnderstood("a key of many rows")
-        found = _Rows(candidates.start + int(at[0]), candidates.start + int(at[-1]) + 1)
+        found = Rows(candidates.start + int(at[0]), candidates.start + int(at[-1]) + 1)
         if not is_one_read:
             data = self._fetched(number, others, found)
         columns = {name: column.slice(int(at[0]), len(at)) for name, column in decoded.items()}
@@ -283,49 +207,35 @@ class _Lookup:
                 parts[name] = Part(data[name].chunk, b"", pages_of), has
             else:
                 coded[name] = values
-        columns |= _decoded_rows(parts, found)
+        columns |= decoded_rows(parts, found)
         # copied, since a slice would keep its whole pages in memory
         copied = {name: pa.concat_arrays([column]) for name, column in columns.items()} | coded
         return pa.RecordBatch.from_arrays([copied[name] for name in self._columns], names=self._columns)
 
-    def _candidates(self, number: int) -> _Rows | None:
+    def _candidates(self, number: int) -> Rows | None:
         """Returns the rows of the pages that may have the first key; None without any.
 
         `number` is the number of the row group.
         """
         chunk = self._file.groups[number].chunks[self._first.name]
-        found = self._file.bounds.get(number)
-        if found is None:
-            if chunk.column_index is None:
-                raise NotUnderstood("a key whose pages have no bounds")
-            low, high = bounds_of_pages(self._file.part(self._source, chunk.column_index))
-            found = self._file.bounds[number] = [*map(self._decoded, low)], [*map(self._decoded, high)]
-        smallest, largest = found
+        smallest, largest = self.page_bounds(number)
         first = bisect_left(largest, self._wanted)
         end = bisect_right(smallest, self._wanted)
         if first >= end:
             return None
         if end - first > PAGES_MAX:
             raise NotUnderstood("a key of many rows")
-        rows = self._pages(number, chunk).first_rows
-        return _Rows(rows[first], rows[end])
+        rows = self.pages(number, chunk).first_rows
+        return Rows(rows[first], rows[end])
 
-    def _pages(self, number: int, chunk: Chunk) -> Pages:
-        found = self._file.pages.get((number, chunk.name))
-        if found is None:
-            index = self._file.part(self._source, chunk.offset_index)
-            found = pages(index, self._file.groups[number].row_count)
-            self._file.pages[number, chunk.name] = found
-        return found
-
-    def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
+    def _fetched(self, number: int, names: Sequence[str], rows: Rows) -> dict[str, Fetched]:
         """Returns the pages of each column that contain `rows`; caches a remote object's dictionaries."""
         group, spans, wanted = self._file.groups[number], [], []
         known: dict[int, tuple[int, int]] = {}  # most columns have their pages' first rows in one array
         for name in names:
             chunk = group.chunks[name]
-            found = self._pages(number, chunk)
-            first, end = numbers = known.get(id(found.first_rows)) or _pages_of(found, rows)
+            found = self.pages(number, chunk)
+            first, end = numbers = known.get(id(found.first_rows)) or pages_of(found, rows)
             known[id(found.first_rows)] = numbers
             if found.first_rows[end] - found.first_rows[first] > ROWS_MAX:
                 raise NotUnderstood("pages of many rows")
@@ -335,20 +245,20 @@ class _Lookup:
         missing = [
             (chunk, chunk.dictionary)
             for chunk, *_ in wanted
-            if chunk.dictionary and self._source.is_far and self._known(number, chunk) is None
+            if chunk.dictionary and self._source.is_far and self.known(number, chunk) is None
         ]
         data = self._source.read([*spans, *(span for _, span in missing)])
         for (chunk, _), dictionary in zip(missing, data[len(spans) :], strict=True):
-            self._note(number, chunk, dictionary)
-        return {one[0].name: _Fetched(*one, found) for one, found in zip(wanted, data, strict=False)}
+            self.note(number, chunk, dictionary)
+        return {one[0].name: Fetched(*one, found) for one, found in zip(wanted, data, strict=False)}
 
-    def _whole(self, number: int, fetched: _Fetched, rows: _Rows) -> tuple[Part, _Rows]:
+    def _whole(self, number: int, fetched: Fetched, rows: Rows) -> tuple[Part, Rows]:
         """Returns a key column's pages that contain `rows`, with their dictionary, and the pages' rows."""
         chunk = fetched.chunk
         data, has = fetched.of(rows)
-        return Part(chunk, self._dictionary(number, chunk) if chunk.dictionary else b"", data), has
+        return Part(chunk, self.dictionary(number, chunk) if chunk.dictionary else b"", data), has
 
-    def _alone(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
+    def _alone(self, number: int, fetched: Fetched, rows: Rows) -> pa.Array | None:
         """Returns the values of `rows` if they are in a dictionary or plain numbers, otherwise None."""
         chunk = fetched.chunk
         data, has = fetched.of(rows)
@@ -359,7 +269,7 @@ class _Lookup:
         if page is None:
             return None
         places = [page.place(row - has.start) for row in range(*rows)]
-        known = self._dictionary(number, chunk)
+        known = self.dictionary(number, chunk)
         for place in places:
             if place is not None and place >= len(known):
                 raise NotUnderstood("a place beyond the dictionary")
@@ -367,168 +277,3 @@ class _Lookup:
         return pa.concat_arrays(
             [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
         )
-
-    def _dictionary(self, number: int, chunk: Chunk) -> Any:
-        """Returns the values of a column's dictionary.
-
-        For a key column, returns the encoded bytes instead.
-        """
-        found = self._known(number, chunk)
-        if found is None and chunk.dictionary:
-            found = self._note(number, chunk, self._source.read([chunk.dictionary])[0])
-        return found
-
-    def _known(self, number: int, chunk: Chunk) -> Any:
-        return KEPT.get((self._source.mark, number, chunk.name, chunk.name in self._key))
-
-    def _note(self, number: int, chunk: Chunk, data: bytes) -> Any:
-        made: Any = data
-        byte_count = len(data)
-        if chunk.name not in self._key:
-            made = values_of_dictionary(data, chunk)
-            if made is None:
-                page, count = as_data_page(data, chunk.is_optional)
-                made = _decoded([Part(chunk, b"", page)], count)[chunk.name]
-            byte_count = made.get_total_buffer_size()
-        KEPT.put((self._source.mark, number, chunk.name, chunk.name in self._key), made, byte_count)
-        return made
-
-    def _decoded(self, bound: bytes) -> Any:
-        """Returns a bound of the page index as a value that can be compared with the wanted key."""
-        return _integer(bound) if self._first.type in _NUMBERS else bound
-
-
-def _as_in_index(key: Field, value: pa.Scalar) -> Any:
-    """Returns the wanted key's value as a value that can be compared with a decoded bound."""
-    if key.type in (INT, LONG):
-        return value.as_py()
-    if key.type in _NUMBERS:
-        return value.cast(pa.int32() if key.type in (INT, DATE) else pa.int64()).as_py()
-    return value.as_buffer().to_pybytes()
-
-
-def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[str, pa.Array]:
-    """Returns the values of `rows` in each column. Pages that have the same rows are decoded together."""
-    alike: dict[_Rows, list[Part]] = defaultdict(list)
-    for part, has in parts.values():
-        alike[has].append(part)
-    found = {}
-    for has, some in alike.items():
-        for name, column in _decoded(some, has.end - has.start).items():
-            found[name] = column.slice(rows.start - has.start, rows.end - rows.start)
-    return found
-
-
-def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
-    """Returns the values of each column, decoded from its pages, which have `row_count` rows."""
-    with pq.ParquetFile(pa.BufferReader(small_file(parts, row_count)), pre_buffer=False) as reading:
-        table = reading.read(use_threads=False)
-    if table.num_rows != row_count:
-        raise NotUnderstood("pages of other rows")
-    columns = ((name, table[name]) for name in table.column_names)
-    return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in columns}
-
-
-# Look-ups of a key of a table without a query engine.
-
-
-def looked_up(
-    context: TableContext, schema: Schema, question: Question, transform: Transform, scans: Sequence[Scan]
-) -> Iterable[pa.RecordBatch] | None:
-    """Returns the rows of some files that have one key, read without a query engine, in key order.
-
-    The rows have the keys and the columns of the question. In a keyed table they are the newest rows of each
-    key, without marks of deletion. Returns None when a query engine has to read the rows. It does so if more
-    than one key is wanted, if the table aggregates rows or hides some by their age, and if deletions may
-    match rows of a keyed table or many rows of a file.
-    """
-    keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
-    if not all(keys) or question.conditions or transform.aggregates or transform.age_off:
-        return None
-    properties = context.properties
-    newest_by = newest_first(properties) if is_keyed(properties) else ()
-    stored = stored_schema(schema, properties)
-    wanted = list(dict.fromkeys((*schema.key_names, *question.columns)))
-    hidden = [*newest_by, DELETED_AT] if newest_by else []
-    tested = [name for one in scans for deletion in one.deletions for name in deletion.tested]
-    if not set(tested) <= set(stored.names):
-        return None
-    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden, *tested))]
-    # a look-up needs files whose replaced rows are known by their keys, written with the current columns
-    are_plain = all(
-        one.byte_count
-        and not (one.deletions and newest_by)
-        and (one.gone is None or one.gone.has_whole_keys)
-        and is_as_stored(written_schema(stored, one.filename), stored)
-        for one in scans
-    )
-    if not (are_plain and can_look_up(schema.key_fields, columns)):
-        return None
-    names = [field.name for field in columns]
-    batches: list[pa.RecordBatch] = []
-    for scan, key in zip(scans, keys, strict=True):
-        size, is_likely = scan.byte_count or 0, len(scans) == 1
-        # the digest of a local file was compared, which is then read
-        content = None if context.verifies else context.inlined.in_memory(scan.filename)
-        found = rows_of(
-            context.objects, scan.filename, size, key, names, is_likely=is_likely, content=content
-        )
-        if found and scan.deletions:
-            found = _remaining(schema, scan, found)
-        if found is None:
-            return None
-        batches += found if scan.gone is None else without(found, schema.key_names, [scan.gone])
-    if len(batches) > 1:
-        order = [(name, "ascending") for name in schema.key_names]
-        order += [(name, "descending") for name in newest_by]
-        # files differ in the nullability of their columns, and perhaps in their types
-        alike = pa.schema([(field.name, arrow_type(field.type)) for field in columns])
-        rows = pa.Table.from_batches([exact(batch, alike) for batch in batches]).sort_by(order)
-        batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
-    if newest_by:
-        if sum(map(len, batches)) > 1:
-            batches = list(first_of_keys(batches, schema.row_key_names))
-        batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))) for batch in batches]
-    return [batch.select(wanted) for batch in batches]
-
-
-def _remaining(schema: Schema, scan: Scan, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
-    """Returns the rows that no deletion of the scan matches. All rows have the key of the scan.
-
-    Returns None for too many rows or deletions, and for times that Python cannot hold.
-    """
-    if sum(map(len, batches)) > FOUND_MAX or len(scan.deletions) > DELETIONS_MAX:
-        return None
-    for one in scan.deletions:
-        if isinstance(one.rows, RowSet):
-            # all bounds of such a deletion are those of the rows that it lists
-            names, search = [field.name for field in one.rows.fields], one.rows.search()
-            batches = [
-                batch.filter(pa.array(~search.flags(batch.select(names).columns))) for batch in batches
-            ]
-    others = [one for one in scan.deletions if not isinstance(one.rows, RowSet)]
-    [near] = scan.slices[0][schema.row_keys[0].name]
-    is_kept = rendered(remains(schema, others, near=near), PLAIN)
-    names = [*dict.fromkeys((*schema.row_key_names, *(name for one in others for name in one.tested)))]
-    try:
-        kept = [[bool(is_kept(row)) for row in batch.select(names).to_pylist()] for batch in batches]
-    except (ValueError, OverflowError):
-        return None
-    return [batch.filter(pa.array(some, pa.bool_())) for batch, some in zip(batches, kept, strict=True)]
-
-
-def is_look_up(schema: Schema, scans: Sequence[Scan]) -> bool:
-    """Returns whether each of the scans wants one key only."""
-    return all(_key_of(schema, scan) for scan in scans)
-
-
-def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
-    """Returns the values of the leading row keys, if the scan wants one key only; otherwise an empty dict."""
-    if len(scan.slices) != 1:
-        return {}
-    wanted = scan.slices[0]
-    leading = list(takewhile(lambda field: field.name in wanted, schema.row_keys))
-    ranges = [wanted[field.name] for field in leading]
-    if len(leading) != len(wanted) or not all(len(one) == 1 and one[0].is_exact for one in ranges):
-        return {}
-    return {field: one[0].min for field, one in zip(leading, ranges, strict=True)}

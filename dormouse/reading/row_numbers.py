@@ -29,8 +29,9 @@ from dormouse.reading.checked_files import named_failures
 from dormouse.reading.file_cache import KEPT_BYTES_MAX
 from dormouse.reading.gone_rows import GoneRows, found_in, matched
 from dormouse.reading.group_parts import are_narrow
+from dormouse.reading.look_ups import DELETIONS_MAX
 from dormouse.reading.overlaps import clusters
-from dormouse.reading.page_reads import DELETIONS_MAX, row_group_bounds
+from dormouse.reading.page_reads import row_group_bounds
 from dormouse.reading.planner import Scan, keys_near
 from dormouse.reading.row_filter import TESTS_MAX, Fails, remains, rendered
 from dormouse.reading.row_sets import RowSet

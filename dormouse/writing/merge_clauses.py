@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dormouse.data.transform import quoted
@@ -48,8 +48,16 @@ class Clauses:
     @property
     def columns(self) -> frozenset[str]:
         """The columns of the table on which the choice of rows depends."""
-        used = (pair for one in self._conditions for pair in one.columns)
-        return frozenset(name for rows, name in used if rows == TARGET)
+        return self._of_target(self._conditions)
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The columns of the table that conditions or new values use."""
+        return self._of_target([*self._conditions, *self._values_used])
+
+    @staticmethod
+    def _of_target(used: Iterable[Scalar]) -> frozenset[str]:
+        return frozenset(name for one in used for rows, name in one.columns if rows == TARGET)
 
     @property
     def tells_time(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from dormouse.model.table import SEQUENCE, check_upsert, given_schema, is_keyed,
 from dormouse.model.text import check_cases, did_you_mean
 from dormouse.model.types import INT, LONG, DataType, Field
 from dormouse.reading.executor import rows_of
+from dormouse.reading.key_lists import KEYS_MAX
 from dormouse.reading.row_filter import in_slices, rendered
+from dormouse.reading.sql.conditions import type_name
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.moments import microseconds
 from dormouse.reading.sql.named import Named
@@ -58,10 +61,8 @@ from dormouse.writing.merge_clauses import Clauses
 
 _ROW = "__row"
 """The column with the number of each row of the source."""
-LOOKED_UP_MAX = 2_000
-"""The most values of a row key whose rows are looked up before they are joined."""
 APART_LEAST = 1_000
-"""The least distance of such values from each other, on average. A scan finds nearer ones as fast."""
+"""The least distance, on average, of looked-up values of a row key. A scan finds nearer ones as fast."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def _are_sparse(ranges: KeyRanges, schema: Schema) -> bool:
     """Returns whether ranges are a few values of the first row key that lie far apart."""
     first = schema.row_keys[0]
     items = ranges.get(first.name, ())
-    if first.type not in (INT, LONG) or not 0 < len(items) <= LOOKED_UP_MAX:
+    if first.type not in (INT, LONG) or not 0 < len(items) <= KEYS_MAX:
         return False
     low: Any = items[0].min
     high: Any = items[-1].max
@@ -290,8 +291,7 @@ class _Computation:
             (True, False): "LEFT JOIN",
             (True, True): "FULL JOIN",
         }[self._acts("by_source"), self._acts("not_matched")]
-        names = dict.fromkeys([*self._schema.names, *self._before])
-        target = columns_text(TARGET, list(names), quoted(TARGET))
+        target = columns_text(TARGET, self._read, quoted(TARGET))
         joined = f"({target}) {join} ({self._of_source()}) ON ({self._clauses.on.text})"
         clause = (
             f"CASE WHEN {key} IS NULL THEN {self._case('not_matched')} "
@@ -319,13 +319,32 @@ class _Computation:
 
     def _value(self, name: str) -> str:
         """Returns the SQL of a column's new value, which depends on the clause."""
-        old = reference(TARGET, name)
         whens = [
             f"WHEN {number} THEN {one.values[name]}"
             for number, one in enumerate(self._acting)
             if name in one.values
         ]
+        column = self._schema.field(name)
+        old = reference(TARGET, name) if self._keeps(column) else f"CAST(NULL AS {type_name(column.type)})"
         return f"CASE clause {' '.join(whens)} ELSE {old} END" if whens else old
+
+    def _keeps(self, column: Field) -> bool:
+        """Returns whether a new row may have the value that the replaced row has in a column.
+
+        Marks of deletion have the keys of the replaced row, and its value of `newest_by`.
+        """
+        kept = [one for one in self._acting if column.name not in one.values]
+        if any(one.action == "update" for one in kept):
+            return True
+        is_of_mark = column.name in self._schema.key_names or column.name in self._before
+        return self._is_keyed and is_of_mark and any(one.action == "delete" for one in kept)
+
+    @cached_property
+    def _read(self) -> list[str]:
+        """The columns of the table that the statement needs."""
+        kept = [column.name for column in self._schema.fields if self._keeps(column)]
+        keys, used = self._schema.row_key_names, self._clauses.read
+        return list(dict.fromkeys([*keys, *self._before, *kept, *sorted(used)]))
 
     # The answer of the statement.
 
@@ -365,7 +384,8 @@ class _Computation:
     def _looked_up(self, ranges: KeyRanges) -> Staged:
         """Returns the rows of the table with some keys. A query finds a few of them faster than DuckDB."""
         context = self._rows.context
-        found = rows_of(context, Question(ranges, (), context.schema.names))
+        names = [name for name in context.schema.names if name in self._read]
+        found = rows_of(context, Question(ranges, (), tuple(names)))
         return Staged(context.objects, found.schema).add_all(found)
 
     def _edited(

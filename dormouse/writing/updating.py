@@ -226,7 +226,8 @@ class _Computation:
     def _by_query(self, ahead: Foreseen | None) -> Iterator[Edited]:
         """Yields the new rows, computed batch by batch from the rows of a query."""
         assert self._chosen.question is not None  # noqa: S101 the condition is not SQL
-        read = rows_of(self._rows.context, self._chosen.question, ahead)
+        context = self._rows.context
+        read = rows_of(context, replace(self._chosen.question, columns=context.schema.names), ahead)
         if not self._scalars:
             yield from (self._edited(batch.columns[: len(self._schema.names)], batch) for batch in read)
             return

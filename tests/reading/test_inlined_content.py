@@ -14,7 +14,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import ObjectDamaged
 from dormouse.objects import inlined
-from dormouse.reading import bundles, page_reads
+from dormouse.reading import bundles, look_ups, page_reads
 from dormouse.state.files.inlined import InlinedContent
 from tests.support.api import Instance, Table
 from tests.support.objects import open_store
@@ -131,7 +131,7 @@ def test_a_reader_that_verifies_reads_local_files(
         given.append(content)
         return rows_of(*args, content=content, **how)
 
-    monkeypatch.setattr(page_reads, "rows_of", spied)
+    monkeypatch.setattr(look_ups, "rows_of", spied)
     assert table.query({"key": 1}, verify=True).read_all().num_rows == 1
     assert given == [None]
     [path] = local_files(table)

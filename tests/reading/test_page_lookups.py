@@ -18,7 +18,8 @@ import pytest
 import dormouse as dm
 from dormouse.data.transform import Transform
 from dormouse.reading import executor, file_cache, page_reads
-from dormouse.reading.page_reads import looked_up, rows_of
+from dormouse.reading.look_ups import looked_up
+from dormouse.reading.page_reads import rows_of
 from dormouse.reading.planner import Scan
 from tests.flipped_bits import flipped
 from tests.support.api import Instance
@@ -114,7 +115,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(rows is not None)
         return rows
 
-    monkeypatch.setattr("dormouse.reading.page_reads.rows_of", spy)
+    monkeypatch.setattr("dormouse.reading.look_ups.rows_of", spy)
     return found
 
 

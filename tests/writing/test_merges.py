@@ -12,6 +12,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import AmbiguousRows, DormouseError
+from dormouse.writing import merging
 from tests.edited import COLUMNS, SCHEMA, Judged, row, table_of
 from tests.support.api import Instance
 from tests.support.model import WhenMatched as Matched
@@ -383,3 +384,30 @@ def test_only_rows_that_concern_a_merge_make_it_run_again(instance: Instance, ke
     assert attempts([*when, NotMatchedBySource("i > 100", delete=True)], row(77, i=5)) == 1
     assert attempts([*when, NotMatchedBySource("i > 100", delete=True)], row(78, i=500)) == 2
     assert not judged.table.query({"k": 78, "i": 500}).read_all().num_rows
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_only_columns_that_clauses_need_are_looked_up(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    read: list[set[str]] = []
+
+    def spied(context: Any, question: Any, *args: Any) -> Any:
+        read.append({*question.columns} - {"k", "c", "__sequence"})
+        return rows_of(context, question, *args)
+
+    rows_of = merging.rows_of
+    monkeypatch.setattr(merging, "rows_of", spied)
+    judged = Judged(instance, [row(k * 5_000) for k in range(200)], keep=keep)
+    source = table_of([row(k * 5_000, i=k) for k in range(0, 400, 7)])
+    few = [name for name in source.column_names if name not in ("k", "c", "s", "l")]
+    whens: list[list[Any]] = [
+        [Matched(update="*"), NotMatched(insert="*")],
+        [Matched(delete=True)],
+        [Matched("t.f", delete=True), Matched(update="*")],
+        [Matched(update=few)],
+        [Matched(update={**dict.fromkeys(few, None), "i": sql("t.i + 1")})],
+    ]
+    for when in whens:
+        assert sum(Merge(judged.sessions, source, KEYS, when).dry_run(judged.table.context).values())
+    assert read == [set(), set(), {"f"}, {"s", "l"}, {"s", "l", "i"}]
