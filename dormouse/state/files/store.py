@@ -382,10 +382,8 @@ class FileReferenceStore:
         shown_by = json.dumps([now.aggregate, now.filter, now.newest_by, now.verify_reads or None])
         values = {"partition_ids": partition_ids, "shown_by": shown_by, "name": self.table.name}
         values |= bounds.arrays()
-        name = "plan"
-        if known is not None:
-            name, values = "plan_since", {**values, **known.values()}
-        return self.own.statement(name), self.own.values(values)
+        name, new = ("plan", {}) if known is None else ("plan_since", known.values())
+        return self.own.statement(name), self.own.values({**values, **new})
 
     def planned_from(self, rows: Sequence[Sequence[Any]]) -> Planned | None:
         """Returns the data of a plan from the rows of `plan_call`; None if a reference has no file.
@@ -398,11 +396,10 @@ class FileReferenceStore:
         if not all(row[12] for row in others):
             return None
         contents = [(row[4], row[13]) for row in others if row[13] is not None] if len(head) > 13 else []
-        of_files = others[: len(others) - len(contents)]
-        references = [row[3:12] for row in of_files]
-        is_same = head[13:] == (None, True)
-        added = [row for row, of in zip(references, of_files, strict=True) if of[14]] if is_same else ()
-        planned = PlannedRows(references, head[2] or (), contents, head[4], is_same, added=added)
+        files, is_same = others[: len(others) - len(contents)], head[13:] == (None, True)
+        added = [row[3:12] for row in files if row[14]] if is_same else ()
+        found = [row[3:12] for row in files]
+        planned = PlannedRows(found, head[2] or (), contents, head[4], is_same, added=added)
         return Planned(head[0], head[6], head[9], head[5], head[1], planned)
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
