@@ -128,7 +128,10 @@ def test_tables_answer_lists_of_keys_as_the_engine_does(
         where = {"k": [3 * n + (n % 7 == 0) for n in some]}
         for columns in (None, ["v"], ["l", "k"]):
             found, expected = _both(table.context, where, columns)
-            assert found == expected
+            keys = [[(row.get("k"), row.get("l")) for row in rows] for rows in (found, expected)]
+            assert keys[0] == keys[1]
+            # rows of equal keys have no order
+            assert sorted(map(str, found)) == sorted(map(str, expected))
         assert len(found) > 60
         assert query(table.context, {**where, "l": [1]}).read_all().num_rows > 30
         of = rows(range(0, 4_000, 90 + number), 5 + number)
