@@ -135,7 +135,7 @@ def test_the_run_role_indexes_row_tables_and_the_read_role_reads_them(
             table.change([dm.Insert([{"n": n} for n in range(5)])])
             assert table.query("select n from t", wait_seconds=60).rows == [(n,) for n in range(5)]
         with connect_as(READ_ROLE, read_only=True) as instance:
-            page = instance.row_table("t").query("select n from t", 3)
+            page = instance.row_table("t").query("select n from t", 3, wait_seconds=60)
             following = instance.row_table("t").query(page=page.next_page)
             assert page.rows + following.rows == [(n,) for n in range(5)]
             with pytest.raises(DormouseError, match=r"read-only|lacks a permission"):
