@@ -30,6 +30,7 @@ from dormouse.reading.sql.moments import macros
 from dormouse.reading.sql.parsed import Parsed, parsed
 from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
 from dormouse.reading.sql.scalars import Relations, Scalar, scalar
+from dormouse.reading.sql.streaming import streamable
 from dormouse.reading.sql.wanted import Planning, Wanted, wanted
 from dormouse.reading.sql.writes import Written, written
 from dormouse.reading.streams import Interruption
@@ -414,6 +415,7 @@ class LocalSession:
                 if cursor.views.get(name.lower()) != select:
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
                     cursor.views[name.lower()] = select
+            statement = streamable(connection, statement, parameters, views)
             rows = rows_of(connection.execute(statement, parameters or None), self._watched)
 
         def batches() -> Iterator[pa.RecordBatch]:
