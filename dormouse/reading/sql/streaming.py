@@ -1,4 +1,4 @@
-"""Statements whose answers DuckDB cannot stream: it would wait for ever, and not be interrupted."""
+"""Statements whose answers DuckDB cannot stream: it would wait without end, whatever interrupts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import duckdb
 from dormouse.model.types import Parameters
 
 ROWS_LEAST = 100_000
-"""With more expected rows than this in one part of a union, DuckDB may do the next part later."""
+"""DuckDB may do the next part of a union later if it expects more rows than this in a part."""
 _UNION = re.compile(r"\bunion\b", re.IGNORECASE)
 _PASSING = {
     "FILTER",
