@@ -269,18 +269,18 @@ class _ListLookup(FilePages):
                     at = np.searchsorted(np.array(pages.first_rows), rows, "right") - 1
                     known[id(pages.first_rows)] = np.unique(at).tolist()
                 wants.append(_Want(number, chunk, pages, known[id(pages.first_rows)]))
-        parts: dict[tuple[int, str], list[pa.Array]] = defaultdict(list)
+        parts: dict[tuple[int, str], dict[int, pa.Array]] = defaultdict(dict)
         byte_count = 0
         for one in self._read(wants):
-            parts[one.number, one.name].append(one.of(self._rows[one.number]))
-            byte_count += int(parts[one.number, one.name][-1].nbytes)
+            column = parts[one.number, one.name][int(one.firsts[0])] = one.of(self._rows[one.number])
+            byte_count += int(column.nbytes)
             if byte_count > FOUND_BYTES_MAX:
                 raise NotUnderstood("rows of many bytes")
         for (number, name), some in parts.items():
-            self._found[number][name] = pa.concat_arrays(some)
+            self._found[number][name] = pa.concat_arrays([some[first] for first in sorted(some)])
 
     def _read(self, wants: Sequence[_Want]) -> Iterator[_Values]:
-        """Yields the values of pages; those of a column in the order of the rows."""
+        """Yields the values of pages; those of one column, read without others, in the order of the rows."""
         pieces = (piece for want in wants for piece in want.pieces())
         for some in portions(
             pieces, attrgetter("byte_count"), _FAR_BYTES if self._source.is_far else _PIECE_BYTES
