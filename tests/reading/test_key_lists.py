@@ -93,8 +93,42 @@ def test_pieces_of_columns_of_a_remote_file_keep_the_order_of_rows(
         Schema([Field("k", LONG)]), [KeyRanges({"k": [Range.exactly(n) for n in range(0, count, 4_000)]})]
     )
     size = (tmp_path / "f.parquet").stat().st_size
+    assert wanted is not None
     [found] = rows_of_keys(store, "f.parquet", size, wanted, rows.column_names) or []
     assert found.to_pylist() == rows.take(pa.array(range(0, count, 4_000))).to_pylist()
+
+
+def test_bytes_between_pages_of_a_remote_file_count_as_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in one request with the pages, if they are few."""
+    count, sizes = 100_000, [0]
+    monkeypatch.setattr(key_lists, "_FAR_BYTES", 500_000)
+    chance = np.random.default_rng(1)
+    columns = {name: chance.integers(0, 1 << 62, count) for name in "abcd"}
+    rows = pa.table({"k": range(count), **columns})
+    how: dict[str, Any] = {"max_rows_per_page": 1_000, "use_dictionary": False, "compression": "none"}
+    pq.write_table(rows, tmp_path / "f.parquet", write_page_index=True, **how)
+    read = file_cache.OpenFile.read
+
+    def counted(file: file_cache.OpenFile, spans: Any) -> Any:
+        sizes.append(0)
+        return read(file, spans)
+
+    def ranged(far: Far, name: str, start: int, length: int) -> bytes:
+        sizes[-1] += length
+        return far._store.get_range(name, start, length)
+
+    monkeypatch.setattr(file_cache.OpenFile, "read", counted)
+    monkeypatch.setattr(Far, "get_range", ranged)
+    store: Any = Far(open_store(tmp_path))
+    some = [*range(0, count, 10_000)]
+    wanted = KeyList.of(Schema([Field("k", LONG)]), [KeyRanges({"k": [Range.exactly(n) for n in some]})])
+    size = (tmp_path / "f.parquet").stat().st_size
+    assert wanted is not None
+    [found] = rows_of_keys(store, "f.parquet", size, wanted, rows.column_names) or []
+    assert found.to_pylist() == rows.take(pa.array(some)).to_pylist()
+    assert 700_000 < max(sizes) < 1_500_000
 
 
 def test_ranges_and_long_lists_are_no_lists_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
