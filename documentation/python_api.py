@@ -9,6 +9,7 @@ from typing import Any
 
 import dormouse as dm
 from documentation import made_of
+from dormouse.api.transaction import Transaction
 from dormouse.client.client import Client, RemoteTable
 from dormouse.client.payloads import RemotePayloads
 from dormouse.jobs import JobStore
@@ -23,6 +24,7 @@ This page lists the public names of `import dormouse as dm`. They are kept from 
 [changelog](../../CHANGELOG.md) announces any change. Other names may change at any time.
 """
 _BESIDE = {
+    "A transaction: `instance.transaction()`": Transaction,
     "The history of a table: `table.history`": History,
     "Payloads: `instance.payloads`": PayloadStore,
     "Jobs: `instance.jobs`": JobStore,

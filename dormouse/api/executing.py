@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dormouse.api.table import Table
@@ -202,7 +202,8 @@ class Bound(Generic[R]):
         try:
             return self._inserted(statement, columns)
         except InvalidInput as error:
-            if len(self._names_of(statement.query)) != len(columns):
+            query = replace(statement.query, text=self._with_types(statement.query, columns))
+            if len(self._names_of(query)) != len(columns):
                 raise InvalidQuery(
                     f"the rows have another number of columns than INSERT gives to table {self._name!r}: "
                     "name its columns in parentheses after it"

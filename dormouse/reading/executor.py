@@ -27,7 +27,7 @@ from dormouse.reading.gone_rows import without
 from dormouse.reading.group_parts import are_narrow, divided, first_divided, is_large
 from dormouse.reading.key_lists import KEYS_MAX
 from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
-from dormouse.reading.look_ups import is_look_up, list_looked_up, looked_up
+from dormouse.reading.look_ups import is_look_up, list_looked_up, looked_up, may_answer
 from dormouse.reading.overlaps import clusters
 from dormouse.reading.planner import Scan, bytes_of
 from dormouse.reading.row_filter import after, every, meets, rendered
@@ -311,10 +311,10 @@ class _Execution:
 
     @cached_property
     def _lists_keys(self) -> bool:
-        """Returns whether a list of values of the first row key is wanted."""
+        """Returns whether a list of values of the first row key is wanted, which look-ups may answer."""
         wanted = self._question.ranges.get(self._context.schema.row_keys[0].name, ())
         is_list = 1 < len(wanted) <= KEYS_MAX and all(one.is_exact for one in wanted)
-        return is_list and self._question.limit is None
+        return is_list and self._question.limit is None and may_answer(self._question, self._transform)
 
     def _listed(self, scans: Sequence[Scan]) -> _Prepared | None:
         """Returns the rows of a group, read by a look-up of a list of keys; None if an engine is needed."""

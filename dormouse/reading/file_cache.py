@@ -100,6 +100,10 @@ class OpenFile:
             found.append(fetched[number][at - starts[number] :][:size])
         return found
 
+    def bytes_read(self, spans: Sequence[Span]) -> int:
+        """Returns the number of bytes that `read` reads for some spans, with small gaps between them."""
+        return sum(size for _, size in (_joined(spans) if self.is_far else spans))
+
     def _fetched(self, span: Span) -> bytes:
         return self._store.get_range(self._name, *span)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +39,9 @@ KEY_ROWS_MAX = 1_024
 _PIECE_BYTES = 1024 * 1024
 """The bytes of pages of a column from which no further ones are decoded together."""
 _FAR_BYTES = 16 * 1024 * 1024
-"""The bytes of pages from which no further ones are read at once from an object not on this machine."""
+"""The bytes of pages, and of gaps between them, from which no further ones are read at once from an object
+not on this machine.
+"""
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,6 @@ class _Want(NamedTuple):
             found.append((at, size))
         return found
 
-    @property
-    def byte_count(self) -> int:
-        return sum(self.pages.sizes[one] for one in self.some)
-
     def pieces(self) -> Iterator[_Want]:
         """Yields the pages in pieces: new memory for many at once would cost more than their decoding."""
         for some in portions(self.some, self.pages.sizes.__getitem__, _PIECE_BYTES):
@@ -269,22 +266,21 @@ class _ListLookup(FilePages):
                     at = np.searchsorted(np.array(pages.first_rows), rows, "right") - 1
                     known[id(pages.first_rows)] = np.unique(at).tolist()
                 wants.append(_Want(number, chunk, pages, known[id(pages.first_rows)]))
-        parts: dict[tuple[int, str], list[pa.Array]] = defaultdict(list)
+        parts: dict[tuple[int, str], dict[int, pa.Array]] = defaultdict(dict)
         byte_count = 0
         for one in self._read(wants):
-            parts[one.number, one.name].append(one.of(self._rows[one.number]))
-            byte_count += int(parts[one.number, one.name][-1].nbytes)
+            column = parts[one.number, one.name][int(one.firsts[0])] = one.of(self._rows[one.number])
+            byte_count += int(column.nbytes)
             if byte_count > FOUND_BYTES_MAX:
                 raise NotUnderstood("rows of many bytes")
         for (number, name), some in parts.items():
-            self._found[number][name] = pa.concat_arrays(some)
+            self._found[number][name] = pa.concat_arrays([some[first] for first in sorted(some)])
 
     def _read(self, wants: Sequence[_Want]) -> Iterator[_Values]:
-        """Yields the values of pages; those of a column in the order of the rows."""
+        """Yields the values of pages; those of one column, read without others, in the order of the rows."""
         pieces = (piece for want in wants for piece in want.pieces())
-        for some in portions(
-            pieces, attrgetter("byte_count"), _FAR_BYTES if self._source.is_far else _PIECE_BYTES
-        ):
+        bytes_max = _FAR_BYTES if self._source.is_far else _PIECE_BYTES
+        for some in portions(pieces, lambda want: self._source.bytes_read(want.spans), bytes_max):
             spans = [want.spans for want in some]
             coded = [
                 (want, want.chunk.dictionary)

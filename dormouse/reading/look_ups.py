@@ -37,7 +37,14 @@ LIST_FILES_MAX = 64
 """The most files of a group of leaves for a look-up of many keys."""
 LIST_DELETIONS_MAX = 64
 """The most deletions by which a look-up of many keys tests the rows of a file."""
+LIST_BYTES_MAX = 64 * 1024 * 1024
+"""The most bytes of rows that a look-up of many keys holds. A query engine streams more rows."""
 _THREADS_MAX = 4
+
+
+def may_answer(question: Question, transform: Transform) -> bool:
+    """Returns whether look-ups may answer a question: they neither test values nor merge or hide rows."""
+    return not (question.conditions or transform.aggregates or transform.age_off)
 
 
 def looked_up(
@@ -72,12 +79,17 @@ def list_looked_up(
     if len(scans) > LIST_FILES_MAX or max(len(scan.deletions) for scan in scans) > LIST_DELETIONS_MAX:
         return None
     look_up = _LookUp.of(context, schema, question, transform, scans)
-    lists = {scan.slices: KeyList.of(schema, scan.slices) for scan in scans} if look_up else {}
+    alike_keys = dict.fromkeys(scan.slices for scan in scans) if look_up else {}
+    lists = {slices: KeyList.of(schema, slices) for slices in alike_keys}
     if look_up is None or None in lists.values():
         return None
+    sizes: list[int] = []
 
     def read(scan: Scan) -> list[pa.RecordBatch] | None:
+        if sum(sizes) > LIST_BYTES_MAX:
+            return None
         found = look_up.of_list(scan, cast("KeyList", lists[scan.slices]))
+        sizes.append(LIST_BYTES_MAX + 1 if found is None else sum(batch.nbytes for batch in found))
         return None if found is None else look_up.without_gone(scan, found)
 
     with ThreadPoolExecutor(min(len(scans), _THREADS_MAX), "dormouse-keys") as threads:
@@ -85,7 +97,7 @@ def list_looked_up(
     # most files of a group have the same deletions
     alike: dict[tuple[Deletion, ...], list[pa.RecordBatch]] = defaultdict(list)
     for scan, part in zip(scans, parts, strict=True):
-        if part is None:
+        if part is None or sum(sizes) > LIST_BYTES_MAX:
             return None
         alike[scan.deletions] += part
     left = [_left(schema, deletions, look_up.alike(some)) for deletions, some in alike.items()]
@@ -109,7 +121,7 @@ class _LookUp:
         context: TableContext, schema: Schema, question: Question, transform: Transform, scans: Sequence[Scan]
     ) -> _LookUp | None:
         """Returns the look-up in some files; None when a query engine has to read them."""
-        if question.conditions or transform.aggregates or transform.age_off:
+        if not may_answer(question, transform):
             return None
         properties = context.properties
         newest_by = newest_first(properties) if is_keyed(properties) else ()

@@ -53,7 +53,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.history.moments import kept
 from dormouse.writing.deleting import DELETES
-from dormouse.writing.edit_rules import check_editable, is_there
+from dormouse.writing.edit_rules import already_there, check_editable
 from dormouse.writing.edits import Changed, Computed, Concern, Edit, check_may_edit
 from dormouse.writing.ingest import keyed_rows
 from dormouse.writing.listed_deletions import deletions_of_rows
@@ -319,7 +319,7 @@ class _Merge:
         there = rows_of(self.source.spark, context, None, keys, at)
         found = rows.join(there.hint("merge"), keys, "left_semi").limit(1).toArrow()
         if found.num_rows:
-            raise is_there(f"merge into table {context.table.name!r}", context.schema, found)
+            raise already_there(f"merge into table {context.table.name!r}", context.schema, found)
 
     def _staged(self, step: ChangeRows, parts: Sequence[StagedRows]) -> DataFrame:
         columns = struct_of(columns_of(step.schema, step.names)).add(ROW, "long").add(INSERTED, "boolean")

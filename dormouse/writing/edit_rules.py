@@ -63,7 +63,7 @@ def without_filter(context: TableContext) -> TableContext:
 def checked_columns(what: str, schema: Schema, names: Iterable[object]) -> list[Field]:
     """Returns the fields of some columns. Raises `InvalidQuery` for an unknown one."""
     for name in names:
-        if name not in schema:
+        if not isinstance(name, str) or name not in schema:
             raise InvalidQuery(f"{what}: {unknown('column', name, schema.names)}")
     return [schema.field(str(name)) for name in names]
 
@@ -126,7 +126,7 @@ def check_newest(
         )
 
 
-def is_there(what: str, schema: Schema, rows: pa.RecordBatch | pa.Table) -> InvalidInput:
+def already_there(what: str, schema: Schema, rows: pa.RecordBatch | pa.Table) -> InvalidInput:
     """Returns the error for inserted rows whose keys a keyed table has; it names the first of them."""
     said = f"the source inserts the row with {key_text(schema, rows, 0)}, which is there already"
     return InvalidInput(f"{what}: {said}: {MUST_MATCH}")
@@ -187,8 +187,10 @@ def read_on(
     what = f"{what}: on"
     if isinstance(on, str) and on in schema:
         on = [on]
-    if isinstance(on, str) or not isinstance(on, Sequence):
+    if isinstance(on, str | Sql):
         return _sql(what, on)
+    if not isinstance(on, Sequence):
+        raise InvalidInput(f"{what}: give a list of columns or a condition in SQL, not {on!r}")
     if not on:
         raise InvalidInput(f"{what} is empty; name the columns that match")
     names = [quoted(one.name) for one in _in_source(what, checked_columns(what, schema, on), source)]
@@ -301,6 +303,8 @@ def _in_source(what: str, columns: Sequence[Field], source: Collection[str]) -> 
 
 
 def _sql(what: str, given: object) -> Sql:
-    if not isinstance(given, str | Sql):
+    if isinstance(given, Sql):
+        return given
+    if not isinstance(given, str) or not given.strip():
         raise InvalidInput(f"{what}: give a condition in SQL, not {given!r}")
-    return Sql(given) if isinstance(given, str) else given
+    return Sql(given)

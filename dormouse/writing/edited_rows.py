@@ -68,13 +68,14 @@ def checked_scalar(
 
 
 @contextmanager
-def naming(what: str, columns: Iterable[str]) -> Iterator[None]:
-    """Adds the columns that expressions set to an error of DuckDB."""
+def naming(what: str, columns: Iterable[str], *, has_conditions: bool) -> Iterator[None]:
+    """Adds the columns that expressions set to an error of DuckDB, which may also be of a condition."""
     try:
         yield
     except InvalidQuery as error:
         names = shown_list([*map(repr, columns)], COLUMNS_SHOWN)
-        raise InvalidQuery(f"{what}: {f'a value of {names}: ' if names else ''}{error}") from error
+        of = f"{'a condition or ' * has_conditions}a value of {names}: " if names else ""
+        raise InvalidQuery(f"{what}: {of}{error}") from error
 
 
 # New rows, and the rows that they replace.

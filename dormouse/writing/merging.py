@@ -43,7 +43,7 @@ from dormouse.sources.infer import columns_of
 from dormouse.sources.source import open_source, unkeyed
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.edit_rules import check_editable, check_newest, identity, is_there, key_text
+from dormouse.writing.edit_rules import already_there, check_editable, check_newest, identity, key_text
 from dormouse.writing.edited_rows import (
     KEYS,
     OF_TARGET,
@@ -431,7 +431,9 @@ class _Computation:
                 )
 
     def _naming(self) -> AbstractContextManager[None]:
-        return naming(self._what, dict.fromkeys(name for one in self._acting for name in one.values))
+        columns = dict.fromkeys(name for one in self._acting for name in one.values)
+        has_conditions = any(one.condition != "true" for one in self._acting)
+        return naming(self._what, columns, has_conditions=has_conditions or not self._clauses.on.is_equality)
 
     def _check_inserted(self) -> None:
         """Raises an error if rows inserted into a keyed table have one key, or one that the table has."""
@@ -458,7 +460,7 @@ class _Computation:
             statement, ranges_of(self._rows, keys, dict(zip(names, names, strict=True))), {KEYS: keys}
         ):
             if there.num_rows:
-                raise is_there(self._what, self._schema, there)
+                raise already_there(self._what, self._schema, there)
 
     # Facts about the source.
 
@@ -482,6 +484,8 @@ class _Computation:
         if self._acts("by_source"):
             return KeyRanges()
         clauses = self._clauses
+        if not clauses.on.columns and not self._holds(clauses.on.text):
+            return KeyRanges({self._schema.row_key_names[0]: ()})
         equated = {
             key: column
             for key, column in clauses.equated().items()
@@ -495,6 +499,10 @@ class _Computation:
         target = columns_text(TARGET, self._schema.names, quoted(TARGET))
         statement = f"SELECT 1 FROM ({target}) JOIN ({self._of_source()}) ON ({clauses.on.text})"
         return found.intersect(self._rows.ranges(statement, others))
+
+    def _holds(self, constant: str) -> bool:
+        """Returns whether a condition over no columns is true."""
+        return bool(self._rows.of_staged(f"SELECT 1 WHERE {constant}", {}).num_rows)
 
     # The changes of other commits that concern the merge.
 

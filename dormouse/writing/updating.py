@@ -301,7 +301,7 @@ class _Computation:
         return Edited(rows, before.select(list(self._gone)) if is_listed else None)
 
     def _naming(self) -> AbstractContextManager[None]:
-        return naming(self._what, self._scalars)
+        return naming(self._what, self._scalars, has_conditions=self._chosen.question is None)
 
     def _concern(self, ranges: KeyRanges, outcome: Outcome) -> Concern:
         """Returns the concern for rows that meet the condition, or have a key that was written."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.reading import executor, file_cache, key_lists
+from dormouse.reading import executor, file_cache, key_lists, look_ups
 from dormouse.reading.key_lists import KeyList, rows_of_keys
-from tests.reading.test_page_lookups import KEYS, VALUES, rows_for, texts
+from tests.reading.test_page_lookups import KEYS, VALUES, Far, rows_for, texts
 from tests.support.api import Instance
 from tests.support.model import LONG, STRING, Field, Range, Schema
 from tests.support.objects import open_store
@@ -34,13 +36,14 @@ from tests.support.reading import KeyRanges, query
 def test_a_file_gives_the_rows_of_lists_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: dict[str, Any]
 ) -> None:
-    """Covers several slices, pages in several pieces, and files cached as a whole."""
+    """Covers several slices, pages in several pieces, remote files, and files cached as a whole."""
     monkeypatch.setattr(file_cache, "WHOLE_MEMORY_BYTES_MAX", 4_000_000)
     monkeypatch.setattr(key_lists, "_PIECE_BYTES", 5_000)
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
     table = rows_for(schema, key_of, 2_000, 5)
     store = open_store(tmp_path)
+    stores: list[Any] = [store, Far(store)]
     pq.write_table(table, tmp_path / "f.parquet", write_page_index=True, store_schema=False, **how)
     size, chance, counts = store.size("f.parquet"), random.Random(1), []
     held = table.select(schema.row_key_names).to_pylist()
@@ -54,18 +57,78 @@ def test_a_file_gives_the_rows_of_lists_of_keys(
         assert wanted is not None
         values = [{name: {one.min for one in each[name]} for name in each} for each in slices]
         flags = [any(all(row[n] in v for n, v in one.items()) for one in values) for row in held]
-        for bytes_max in (0, 1_000_000):
+        for bytes_max, of in product((0, 1_000_000), stores):
             monkeypatch.setattr(file_cache, "WHOLE_BYTES_MAX", bytes_max)
             for columns in (schema.names, ["text", keys[-1].name], ["k"]):
-                found = rows_of_keys(store, "f.parquet", size, wanted, columns)
+                found = rows_of_keys(of, "f.parquet", size, wanted, columns)
                 assert found is not None
                 expected = table.filter(pa.array(flags)).select(columns)
                 assert [one.schema.types for one in found] == [expected.schema.types] * len(found)
                 assert sorted(text for one in found for text in texts(one)) == texts(expected)
         counts.append(sum(flags))
     assert counts[-1] > counts[0]
+    for of in stores:
+        assert rows_of_keys(of, "gone.parquet", size, wanted, ["k"]) is None
     assert rows_of_keys(store, "f.parquet", size + 1, wanted, ["k"]) is None
-    assert rows_of_keys(store, "gone.parquet", size, wanted, ["k"]) is None
+
+
+def test_pieces_of_columns_of_a_remote_file_keep_the_order_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last pieces of the columns have the same pages, and are decoded together."""
+    count = 52_000
+    monkeypatch.setattr(key_lists, "_PIECE_BYTES", 150_000)
+    numbers = np.random.default_rng(1).integers(0, 1 << 62, count)
+    rows = pa.table({"k": range(count), "wide": numbers, "narrow": pa.array(numbers % (1 << 30), pa.int32())})
+    pq.write_table(
+        rows,
+        tmp_path / "f.parquet",
+        write_page_index=True,
+        max_rows_per_page=4_000,
+        use_dictionary=False,
+        compression="none",
+    )
+    store: Any = Far(open_store(tmp_path))
+    wanted = KeyList.of(
+        Schema([Field("k", LONG)]), [KeyRanges({"k": [Range.exactly(n) for n in range(0, count, 4_000)]})]
+    )
+    size = (tmp_path / "f.parquet").stat().st_size
+    assert wanted is not None
+    [found] = rows_of_keys(store, "f.parquet", size, wanted, rows.column_names) or []
+    assert found.to_pylist() == rows.take(pa.array(range(0, count, 4_000))).to_pylist()
+
+
+def test_bytes_between_pages_of_a_remote_file_count_as_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in one request with the pages, if they are few."""
+    count, sizes = 100_000, [0]
+    monkeypatch.setattr(key_lists, "_FAR_BYTES", 500_000)
+    chance = np.random.default_rng(1)
+    columns = {name: chance.integers(0, 1 << 62, count) for name in "abcd"}
+    rows = pa.table({"k": range(count), **columns})
+    how: dict[str, Any] = {"max_rows_per_page": 1_000, "use_dictionary": False, "compression": "none"}
+    pq.write_table(rows, tmp_path / "f.parquet", write_page_index=True, **how)
+    read = file_cache.OpenFile.read
+
+    def counted(file: file_cache.OpenFile, spans: Any) -> Any:
+        sizes.append(0)
+        return read(file, spans)
+
+    def ranged(far: Far, name: str, start: int, length: int) -> bytes:
+        sizes[-1] += length
+        return far._store.get_range(name, start, length)
+
+    monkeypatch.setattr(file_cache.OpenFile, "read", counted)
+    monkeypatch.setattr(Far, "get_range", ranged)
+    store: Any = Far(open_store(tmp_path))
+    some = [*range(0, count, 10_000)]
+    wanted = KeyList.of(Schema([Field("k", LONG)]), [KeyRanges({"k": [Range.exactly(n) for n in some]})])
+    size = (tmp_path / "f.parquet").stat().st_size
+    assert wanted is not None
+    [found] = rows_of_keys(store, "f.parquet", size, wanted, rows.column_names) or []
+    assert found.to_pylist() == rows.take(pa.array(some)).to_pylist()
+    assert 700_000 < max(sizes) < 1_500_000
 
 
 def test_ranges_and_long_lists_are_no_lists_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +205,35 @@ def test_tables_answer_lists_of_keys_as_the_engine_does(
     assert used.count(True) > len(used) / 2
     every = query(table.context).read_all().num_rows
     assert [len(one) for one in _both(table.context, {"k": list(range(0, 6_000, 3))})] == [every, every]
+
+
+def test_questions_that_no_look_up_answers_read_groups_ahead(instance: Instance, used: list[bool]) -> None:
+    schema = Schema([Field("k", LONG)], values=[Field("v", LONG)])
+    of = dm.TableProperties
+    kinds = [of(), of(aggregate="sum(v)"), of(filter="age_off(v, 1000)")]
+    for number, properties in enumerate(kinds):
+        table = instance.create_table(f"t{number}", schema, split_points=[50], properties=properties)
+        table.ingest(pa.table({"k": range(100), "v": [1 << 52] * 100}))
+        assert table.query({"k": [7, 70], "v": 1 << 52}).read_all()["k"].to_pylist() == [7, 70]
+        assert table.query({"k": [7, 70]}).read_all()["k"].to_pylist() == [7, 70]
+    assert used == [True, True], "only of the plain table without conditions"
+
+
+def test_many_bytes_of_rows_in_several_files_are_left_to_the_engine(
+    instance: Instance, used: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Schema([Field("k", LONG)], values=[Field("s", STRING)])
+    table = instance.create_table("t", schema, properties=dm.TableProperties(inline_bytes_max=0))
+    for _ in range(8):
+        table.ingest(pa.table({"k": range(100), "s": [f"{n} " * 500 for n in range(100)]}))
+    where = {"k": [*range(0, 100, 3)]}
+    for bytes_max, is_used in ((1_000_000, True), (100_000, False)):
+        monkeypatch.setattr(look_ups, "LIST_BYTES_MAX", bytes_max)
+        found, expected = _both(table.context, where)
+        assert len(found) == 8 * 34
+        assert sorted(map(str, found)) == sorted(map(str, expected))
+        assert used == [is_used]
+        used.clear()
 
 
 def _types(schema: Schema) -> Any:

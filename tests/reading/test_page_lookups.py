@@ -378,7 +378,7 @@ def test_a_remote_look_up_takes_one_request(tmp_path: Path) -> None:
     pq.write_table(
         rows, tmp_path / "f.parquet", write_page_index=True, max_rows_per_page=4_096, row_group_size=20_000
     )
-    far = _Far(folder)
+    far = Far(folder)
     for n in (7, 39_999, 12_345, 25_000):
         far.requests = 0
         size = folder.size("f.parquet")
@@ -391,7 +391,7 @@ def test_a_small_remote_file_is_read_once_and_cached_as_a_whole(tmp_path: Path) 
     folder = open_store(tmp_path)
     rows = pa.table({"k": pa.array(range(1_000)), "v": [f"text {n % 50}" for n in range(1_000)]})
     pq.write_table(rows, tmp_path / "small.parquet", write_page_index=True)
-    size, far = folder.size("small.parquet"), _Far(folder)
+    size, far = folder.size("small.parquet"), Far(folder)
     for n in (7, 999, 500):
         [found] = rows_of(far, "small.parquet", size, {Field("k", LONG): n}, ["v", "k"]) or []  # type: ignore[arg-type]
         assert found.to_pylist() == [{"v": f"text {n % 50}", "k": n}]
@@ -411,7 +411,7 @@ def test_a_small_file_of_many_equal_rows_is_not_cached_as_a_whole(tmp_path: Path
     assert found.to_pylist() == [{"v": "x" * 1_000}]
 
 
-class _Far:
+class Far:
     """A fake store without local paths, like a remote one."""
 
     url = "far://away"

@@ -462,7 +462,7 @@ def test_bad_input_is_one_line_and_changes_nothing(spark: SparkSession, instance
     cases: list[tuple[Table, Any, Any, type[Exception], str]] = [
         (table, ["q"], every, InvalidQuery, "on: unknown column 'q'"),
         (table, [], every, InvalidInput, "on is empty; name"),
-        (table, 7, every, InvalidInput, "on: give a condition"),
+        (table, 7, every, InvalidInput, "on: give a list of columns or a condition"),
         (table, "t.k +", every, InvalidQuery, "'t.k \\+' is no expression"),
         (table, "t.k = s.q", every, InvalidQuery, "'t.k = s.q' is no expression: .*`s`.`q`"),
         (table, "t.k", every, InvalidQuery, "is bigint, not a condition"),

@@ -158,6 +158,11 @@ UPDATES: dict[str, Case] = {
         InvalidInput,
         "",
     ),
+    "a condition that fails": (
+        lambda t: t.every.update(dm.sql("cast(s as int) = 1"), {"v": dm.sql("v + 1")}),
+        InvalidInput,
+        "update of table 'every': a condition or a value of 'v': Could not convert",
+    ),
     "an empty expression": (lambda t: dm.sql("  "), InvalidInput, "expression"),
     "an expression that is no text": (lambda t: dm.sql(5), InvalidInput, "5"),  # type: ignore[arg-type]
     "no attempts": (
@@ -288,6 +293,18 @@ MERGES: dict[str, Case] = {
         InvalidInput,
         "'s.no'",
     ),
+    "a condition that fails": (
+        lambda t: merge(t.every, when=[dm.WhenMatched("cast(s.s as int) = 1", update=["v"])]),
+        InvalidInput,
+        "merge into table 'every': a condition or a value of 'v': Could not convert",
+    ),
+    "a blank condition": (
+        lambda t: merge(t.every, when=[dm.WhenMatched(" ", update=["v"])]),
+        InvalidInput,
+        "merge into table 'every': clause 1: condition: give a condition in SQL, not ' '",
+    ),
+    "a list as a column": (lambda t: merge(t.every, on=[["k"]]), InvalidInput, "on: unknown column ['k']"),
+    "null as on": (lambda t: merge(t.every, on=None), InvalidInput, "on: give a list of columns or a cond"),
     "no join": (lambda t: merge(t.every, on=[]), InvalidInput, "on"),
     "rows that a filter hides": (
         lambda t: merge(t.filtered, {"k": [1]}, when=[dm.WhenMatched(delete=True)]),

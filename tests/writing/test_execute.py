@@ -252,6 +252,7 @@ def test_a_bad_statement_is_refused_in_one_line_and_changes_nothing(pair: Pair) 
 def test_a_key_of_a_keyed_table_has_one_row(keyed: Pair) -> None:
     cases = [
         ("insert into t (k, g) values (1, 'a')", "1"),
+        ("insert into t (k, g, n) values (1, 'a', default)", "there already: INSERT OR REPLACE replaces it"),
         ("insert into t (k, g) values (9, 'i'), (9, 'i')", "9"),
         ("update t set k = 5 where k = 1", "'k'"),
         ("insert into t (k, g) values (9, 'i') on conflict (k) do nothing", "conflict by k, g"),

@@ -93,3 +93,28 @@ def test_statements_that_a_transaction_refuses_leave_nothing(instance: Instance)
     with pytest.raises(InvalidInput, match="is over"):
         tx.execute("insert into every values (4, 4)")
     assert values_of(instance, "every", "keyed") == before
+
+
+def test_rows_of_other_keys_may_be_inserted_in_one_transaction(instance: Instance) -> None:
+    filled_pair(instance)
+    with instance.transaction() as transaction:
+        transaction.execute("delete from keyed where k = 1")
+        transaction.execute("insert into keyed values (5, 50)")
+        transaction.execute("insert into keyed values (4, 40), (6, 60)")
+        instance.execute("insert into keyed values (7, 70)")
+    after = {2: 2, 3: 3, 4: 40, 5: 50, 6: 60, 7: 70}
+    assert (transaction.attempts, values_of(instance, "keyed")) == (1, [after])
+    for statement, said in {
+        "insert into keyed values (8, 81)": "this change reads or deletes rows",
+        "insert into keyed values (2, 20)": "which is there already",
+    }.items():
+        with pytest.raises(InvalidInput, match=said), instance.transaction() as transaction:
+            transaction.execute("insert into keyed values (8, 80)")
+            transaction.execute(statement)
+    with (
+        pytest.raises(InvalidInput, match="k 9, which is there already"),
+        instance.transaction() as transaction,
+    ):
+        transaction.execute("insert into keyed values (9, 90)")
+        instance.execute("insert into keyed values (9, 91)")
+    assert values_of(instance, "keyed") == [after | {9: 91}]

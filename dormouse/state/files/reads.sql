@@ -63,15 +63,11 @@ with head as materialized (
     where t.table_id = %(table_id)s
 ), added as materialized (
     select r.partition_id, r.file_id, r.filename, r.only_contains_data_for_this_partition
-    from (
-        -- found by added_xid, so that the references of other snapshots are not read
-        select r.*
-        from {file_reference} r
-        where r.partition_id <> '' and r.added_xid >= pg_snapshot_xmin(%(known_till)s::pg_snapshot)
-            and not pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot)
-        offset 0
-    ) r
+    from {file_reference} r
     where r.partition_id = any(%(partition_ids)s) and {live}
+        -- not found by added_xid: other partitions may have got many references since
+        and r.added_xid >= pg_snapshot_xmin(%(known_till)s::pg_snapshot)
+        and not pg_visible_in_snapshot(r.added_xid, %(known_till)s::pg_snapshot)
 ), state as materialized (
     select s.present, s.is_same, s.is_same and (s.is_plain or %(near_ids)s::uuid[] is not null) as is_added_to,
         s.is_same and not s.is_plain as is_near
