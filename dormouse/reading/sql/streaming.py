@@ -46,6 +46,8 @@ def streamable(
         if not any(map(_waits, _unions(_plan(connection, statement, parameters)))):
             return statement
         _plan(connection, collected, parameters)
+    except duckdb.InterruptException:
+        raise
     except duckdb.Error:
         return statement  # which then raises the error, or is no query
     return collected
@@ -74,14 +76,10 @@ def _unions(plan: Any) -> Iterator[Any]:
 
 def _waits(union: Any) -> bool:
     """Returns whether DuckDB may do a part of a union after an earlier one."""
-    *parts, last = (list(_operators(part)) for part in union["children"])
-    rows = max((_expected(one) for part in parts for one in part), default=0)
-    reading = [any(map(_reads_first, part)) for part in (*parts, last)]
-    return rows > ROWS_LEAST and sum(reading) > 1
-
-
-def _expected(operator: Any) -> int:
-    return int(operator["extra_info"].get("Estimated Cardinality", 0))
+    parts = [list(_operators(part)) for part in union["children"]]
+    infos = (operator["extra_info"] for part in parts[:-1] for operator in part)
+    rows = max((int(info.get("Estimated Cardinality", 0)) for info in infos), default=0)
+    return rows > ROWS_LEAST and sum(any(map(_reads_first, part)) for part in parts) > 1
 
 
 def _reads_first(operator: Any) -> bool:

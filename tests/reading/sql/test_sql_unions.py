@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
+
+from dormouse.reading.sql.streaming import streamable
 
 ROWS = 600_000
 """The rows of a table from which one thread of DuckDB expects enough to let parts of a union wait."""
@@ -47,3 +50,13 @@ def test_unions_of_large_joins_are_answered(dsn: str, tmp_path: Path, statement:
     program = [sys.executable, "-c", PROGRAM, dsn, str(tmp_path), statement]
     found = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout == f"{answer}\n"
+
+
+class _Interrupted:
+    def execute(self, *_: object) -> None:
+        raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
+
+
+def test_an_interrupt_while_a_plan_is_made_is_not_lost() -> None:
+    with pytest.raises(duckdb.InterruptException):
+        streamable(_Interrupted(), BOTH, [1], {})  # type: ignore[arg-type]
