@@ -108,11 +108,16 @@ class _LookUp:
     """A look-up of keys in some files of a table."""
 
     def __init__(
-        self, context: TableContext, schema: Schema, wanted: Sequence[str], columns: Sequence[Field]
+        self,
+        context: TableContext,
+        schema: Schema,
+        wanted: Sequence[str],
+        columns: Sequence[Field],
+        newest_by: Sequence[str],
     ) -> None:
         self._context, self._schema, self._wanted = context, schema, list(wanted)
         self._names = [field.name for field in columns]
-        self._newest_by = newest_first(context.properties) if is_keyed(context.properties) else ()
+        self._newest_by = newest_by
         # files differ in the nullability of their columns, and perhaps in their types
         self._alike = pa.schema([(field.name, arrow_type(field.type)) for field in columns])
 
@@ -142,7 +147,7 @@ class _LookUp:
         )
         if not (are_plain and can_look_up(schema.key_fields, columns)):
             return None
-        return _LookUp(context, schema, wanted, columns)
+        return _LookUp(context, schema, wanted, columns, newest_by)
 
     def of_key(self, scan: Scan, key: Mapping[Field, Any], *, is_likely: bool) -> list[pa.RecordBatch] | None:
         """Returns the rows of a file that have a key, with those that deletions match."""
