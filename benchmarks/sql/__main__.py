@@ -213,6 +213,7 @@ BENCHMARK = Benchmark(
                 "small_sql_new_ms": "  of a statement that is new each time: ms",
                 "files_read_vs_needed_max": "files read ÷ files needed, the worst case",
                 "files_read_vs_needed_conditions_max": "  the worst condition on a key",
+                "files_read_vs_needed_cases": "  statements that were looked at",
                 "served_overhead_ms": "  what the service adds: ms",
                 "worker_rss_mb": "an idle process of the service: MB",
                 "peak_bytes": "peak resident memory: bytes",

@@ -154,6 +154,7 @@ MEMORY_SHARE = 0.6
 
 The default is four fifths of the memory of the machine or container.
 """
+_PREFETCHES = "prefetch_all_parquet_files"
 _of_parents: list[object] = []
 
 
@@ -191,12 +192,17 @@ class Session(Protocol):
         ...
 
     def rows(
-        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
+        self,
+        views: Mapping[str, str],
+        statement: str,
+        parameters: Parameters,
+        moment: int | None = None,
+        reads_most: bool = False,
     ) -> Rows:
         """Runs the statement. `views` has a SELECT of each table's files.
 
-        `moment` is the current time, as in `Planning`; None leaves it to DuckDB. A second call ends the
-        answer of the first.
+        `moment` is the current time, as in `Planning`; None leaves it to DuckDB. `reads_most` says that the
+        statement needs most rows of the files. A second call ends the answer of the first.
         """
         ...
 
@@ -215,6 +221,16 @@ class Cursor:
     database: duckdb.DuckDBPyConnection
     connection: duckdb.DuckDBPyConnection
     views: dict[str, str] = field(default_factory=dict)
+    _prefetches: bool = False
+
+    def prefetch(self, whole: bool) -> None:
+        """Makes DuckDB read whole columns of a row group at once, or only the pages that it needs.
+
+        It reads remote files as it sees fit. Of a local file, it otherwise reads each page by itself.
+        """
+        if whole != self._prefetches:
+            self.connection.execute(f"SET SESSION {_PREFETCHES} = {whole}")
+            self._prefetches = whole
 
 
 class Engine:
@@ -342,8 +358,11 @@ class Engine:
         made.execute("SET parquet_metadata_cache = true")
         # objects never change; remote ones are asked for, so that a file that was erased is not read again
         made.execute("SET validate_external_file_cache = 'VALIDATE_REMOTE'")
+        # the system caches local files
+        made.execute(f"SET enable_external_file_cache = {self._objects.local_path('x') is None}")
         made.execute("SET autoload_known_extensions = false")
         made.execute("SET enable_external_access = false")
+        made.execute(f"SET allowed_configs = ['{_PREFETCHES}']")
         made.execute("SET lock_configuration = true")
 
 
@@ -391,18 +410,28 @@ class LocalSession:
             return evaluated(connection, rows, expressions, used, self._watched)
 
     def rows(
-        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
+        self,
+        views: Mapping[str, str],
+        statement: str,
+        parameters: Parameters,
+        moment: int | None = None,
+        reads_most: bool = False,
     ) -> Rows:
         try:
-            return self._rows(views, statement, parameters, moment)
+            return self._rows(views, statement, parameters, moment, reads_most)
         except ReadFailed:
             # the credentials may have expired meanwhile
             if not self._engine.renew():
                 raise
-        return self._rows(views, statement, parameters, moment)
+        return self._rows(views, statement, parameters, moment, reads_most)
 
     def _rows(
-        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None
+        self,
+        views: Mapping[str, str],
+        statement: str,
+        parameters: Parameters,
+        moment: int | None,
+        reads_most: bool,
     ) -> Rows:
         cursor = self._with_views({name.lower(): select for name, select in views.items()})
         connection, running = cursor.connection, object()
@@ -415,6 +444,7 @@ class LocalSession:
                 if cursor.views.get(name.lower()) != select:
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
                     cursor.views[name.lower()] = select
+            cursor.prefetch(reads_most)
             statement = streamable(connection, statement, parameters, views)
             rows = rows_of(connection.execute(statement, parameters or None), self._watched)
 

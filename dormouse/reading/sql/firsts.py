@@ -223,17 +223,22 @@ def _in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool | None:
 
 def sure_rows(schema: Schema, ranges: KeyRanges, scan: Scan) -> int | None:
     """Returns the number of a file's rows if all of them lie in the ranges; None if this is not known."""
-    if not scan.row_count or scan.min_key is None or scan.max_key is None:
-        return None
+    is_known = scan.row_count and scan.min_key is not None and scan.max_key is not None
+    return scan.row_count if is_known and lies_within(schema, ranges, scan) else None
+
+
+def lies_within(schema: Schema, ranges: KeyRanges, scan: Scan) -> bool:
+    """Returns whether all rows of a file lie in the ranges; False if this is not known."""
+    if not ranges:
+        return True
     first = schema.row_keys[0]
     wanted = ranges.get(first.name, ())
     if len(ranges) > (first.name in ranges) or len(wanted) > _RANGES_MAX:
-        return None
-    if ranges:
-        low, high = (decode_key([first], key)[0] for key in (scan.min_key, scan.max_key))
-        if not any(one.contains(low) and one.contains(high) for one in wanted):
-            return None
-    return scan.row_count
+        return False
+    if scan.min_key is None or scan.max_key is None:
+        return False
+    low, high = (decode_key([first], key)[0] for key in (scan.min_key, scan.max_key))
+    return any(one.contains(low) and one.contains(high) for one in wanted)
 
 
 def first_files(

@@ -316,9 +316,9 @@ class _Statement:
 
     def _on(self, reads: Reads, known: KnownRows | None = None) -> Rows:
         """Runs the statement over tables that consist of the given files; a table without files is empty."""
-        rows = self.files.rows(
-            reads, self.files.views(reads, known, self.wanted), self.narrowed.text, self.parameters
-        )
+        views = self.files.views(reads, known, self.wanted)
+        ranges = self.wanted.ranges if self.wanted.enough is None else None
+        rows = self.files.rows(reads, views, self.narrowed.text, self.parameters, ranges)
         if self.describes:
             [context] = self.files.contexts.values()
             rows = with_nulls(rows, context.schema)

@@ -18,7 +18,7 @@ from dormouse.reading.checked_files import checked_sizes, keeping_columns
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.damage import check_after
 from dormouse.reading.sql.engine import Session
-from dormouse.reading.sql.firsts import KnownRows, known_rows
+from dormouse.reading.sql.firsts import KnownRows, known_rows, lies_within
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import ReadFailed, Rows
 from dormouse.reading.sql.selects import Select, may_hide_index
@@ -31,6 +31,7 @@ from dormouse.reading.where import Condition, Question, question
 
 FILES_MAX = 50_000
 """The most files that one statement may read: DuckDB looks up each before it reads the first."""
+_FILES_SEEN = 100
 
 
 class TableFiles:
@@ -115,13 +116,22 @@ class TableFiles:
             views[name] += f" UNION ALL {more}" if more else ""
         return views
 
-    def rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+    def rows(
+        self,
+        reads: Reads,
+        views: Mapping[str, str],
+        statement: str,
+        parameters: Parameters,
+        ranges: Mapping[str, KeyRanges] | None = None,
+    ) -> Rows:
+        """Runs a statement, which reads all rows with keys in `ranges`; None if it may need fewer."""
         check_size(reads)
+        most = ranges is not None and self._reads_most(reads, ranges)
         self._interruption.check()
         with self._naming_files(reads), ExitStack() as checks:
             for name, scans in reads.items():
                 checks.enter_context(checked_sizes(self.contexts[name], scans, self._interruption))
-            rows = self.session.rows(views, statement, parameters, self.moment)
+            rows = self.session.rows(views, statement, parameters, self.moment, most)
 
         def batches() -> Iterator[pa.RecordBatch]:
             with self._naming_files(reads):
@@ -169,6 +179,16 @@ class TableFiles:
         leaf.
         """
         return self._question is None or any(may_hide_index(one.schema) for one in self.contexts.values())
+
+    def _reads_most(self, reads: Reads, ranges: Mapping[str, KeyRanges]) -> bool:
+        """Returns whether all rows of most files lie in the ranges, by the sizes of some of the files."""
+        sizes = {True: 0, False: 0}
+        for name, scans in reads.items():
+            schema, step = self.contexts[name].schema, 1 + len(scans) // _FILES_SEEN
+            for scan in scans[::step]:
+                size = step * (scan.byte_count or 1)
+                sizes[lies_within(schema, ranges.get(name, KeyRanges()), scan)] += size
+        return sizes[True] > sizes[False]
 
     @contextmanager
     def _naming_files(self, reads: Reads) -> Iterator[None]:

@@ -115,7 +115,7 @@ class TableRows:
             target = files.select(TARGET, {TARGET: ranges}, searches=self.searches)
             views = {TARGET: target.of(reads[TARGET]), **others}
             try:
-                return files.rows(reads, views, statement, ())
+                return files.rows(reads, views, statement, (), {TARGET: ranges})
             except FileGone:
                 if not left:
                     raise

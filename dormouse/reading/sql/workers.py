@@ -466,9 +466,14 @@ class WorkerSession:
         return Rows(first.schema, chain([first], found))
 
     def rows(
-        self, views: Mapping[str, str], statement: str, parameters: Parameters, moment: int | None = None
+        self,
+        views: Mapping[str, str],
+        statement: str,
+        parameters: Parameters,
+        moment: int | None = None,
+        reads_most: bool = False,
     ) -> Rows:
-        return self._worker.rows(self._interruption, "rows", views, statement, parameters, moment)
+        return self._worker.rows(self._interruption, "rows", views, statement, parameters, moment, reads_most)
 
     def close(self) -> None:
         if self._dropped.detach() is not None:

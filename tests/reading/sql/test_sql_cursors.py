@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from query_lake import tuples
@@ -20,7 +21,7 @@ from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.reading.sql import engine as engine_module
 from dormouse.reading.sql.engine import Engine
 from tests.support.api import Instance, connect
-from tests.support.model import LONG, STRING, Field, Schema
+from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 from tests.support.objects import open_store
 from tests.support.reading import Interruption
 
@@ -235,3 +236,32 @@ def test_a_statement_sees_commits_although_connections_are_kept(instance: Instan
         instance.table("a").ingest(pa.table({"k": [number], "word": ["a"]}))
     instance.table("a").delete({"k": 4})
     assert tuples(instance.sql("select count(*) from a")) == [(6,)]
+
+
+def test_scans_read_columns_at_once_and_look_ups_single_pages(instance: Instance) -> None:
+    rows, schema = 200_000, Schema([Field("k", LONG)], [], [Field(name, DOUBLE) for name in "xyz"])
+    random = np.random.default_rng(1)
+    table = instance.create_table("numbers", schema)
+    table.ingest(pa.table({"k": range(rows), **{name: random.random(rows) for name in "xyz"}}))
+    size = sum(file.byte_count for file in table.live_files())
+
+    def read(statement: str) -> tuple[int, int]:
+        before = _reads()
+        instance.sql(statement).read_all()
+        return _reads()[0] - before[0], _reads()[1] - before[1]
+
+    scan, look_up = "select sum(x), sum(y) from numbers", "select * from numbers where k = 100"
+    for statement in (scan, look_up):
+        read(statement)  # also the footer
+    for _ in range(2):
+        # the file has 49 pages of each column
+        assert read(scan)[0] < 49
+        assert read(look_up)[1] < size // 8
+    assert read("select sum(x), sum(y) from numbers where k < 100")[1] < size // 8
+    assert read(f"select sum(x), sum(y) from numbers where k >= {-rows}")[0] < 49
+
+
+def _reads() -> tuple[int, int]:
+    """Returns the numbers of reads, and of bytes read, of this process so far."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["syscr"]), int(lines["rchar"])
