@@ -25,7 +25,7 @@ from dormouse.model.table import is_keyed
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
 from dormouse.reading.gone_rows import without
 from dormouse.reading.group_parts import are_narrow, divided, first_divided, is_large
-from dormouse.reading.key_lists import KEYS_MAX
+from dormouse.reading.key_lists import values_of
 from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
 from dormouse.reading.look_ups import is_look_up, list_looked_up, looked_up, may_answer
 from dormouse.reading.overlaps import clusters
@@ -288,7 +288,10 @@ class _Execution:
         if start is None and self._lists_keys:
             for scans in groups:
                 found = self._listed(scans)
-                yield from self._engine_rows(iter([scans]), start) if found is None else self._used(found)
+                if found is None:
+                    yield from self._engine_rows(iter([scans]), start)
+                else:
+                    yield from self._held.whole(found)
             return
         yield from self._engine_rows(groups, start)
 
@@ -311,12 +314,14 @@ class _Execution:
 
     @cached_property
     def _lists_keys(self) -> bool:
-        """Returns whether a list of values of the first row key is wanted, which look-ups may answer."""
-        wanted = self._question.ranges.get(self._context.schema.row_keys[0].name, ())
-        is_list = 1 < len(wanted) <= KEYS_MAX and all(one.is_exact for one in wanted)
-        return is_list and self._question.limit is None and may_answer(self._question, self._transform)
+        """Returns whether several values of the first row key are wanted, which look-ups may answer."""
+        first = self._context.schema.row_keys[0]
+        if self._question.limit is not None or not may_answer(self._question, self._transform):
+            return False
+        values = values_of(first, self._question.ranges.get(first.name, ()))
+        return values is not None and len(values) > 1
 
-    def _listed(self, scans: Sequence[Scan]) -> _Prepared | None:
+    def _listed(self, scans: Sequence[Scan]) -> Iterable[pa.RecordBatch] | None:
         """Returns the rows of a group, read by a look-up of a list of keys; None if an engine is needed."""
         self._interruption.check()
         # this reads fewer rows than would be read to find all that deletions match
@@ -324,10 +329,14 @@ class _Execution:
         settles = not self._is_keyed and any(scan.deletions for scan in scans)
         settled = finder.settled(scans) if settles else scans
         with self._naming(scans):
-            found = list_looked_up(
-                self._context, self._moment.schema, self._question, self._transform, settled
+            return list_looked_up(
+                self._context,
+                self._moment.schema,
+                self._question,
+                self._transform,
+                settled,
+                self._interruption,
             )
-        return None if found is None else iter([(scans, found)])
 
     def _verified(self, groups: Groups) -> Groups:
         for scans in groups:

@@ -20,16 +20,18 @@ import pyarrow.types as _is
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.model.loops import portions
-from dormouse.model.region import KeyRanges
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
+from dormouse.model.types import INT, LONG
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.file_cache import KEPT, KnownFile, OpenFile, Span, opened
 from dormouse.reading.file_pages import FilePages, as_in_index, decoded_pages
 from dormouse.reading.gone_rows import Numbers, places_of
 from dormouse.reading.page_index import Chunk, NotUnderstood, Pages, Part
+from dormouse.reading.streams import Interruption
 
 KEYS_MAX = 10_000
-"""The most values of the first row key that are looked up together."""
+"""The most values of the first row key that are looked up together, also those of a range."""
 FOUND_MAX = 65_536
 """The most rows of a file that a look-up returns. A query engine returns more rows in bounded memory."""
 FOUND_BYTES_MAX = 16 * 1024 * 1024
@@ -38,6 +40,8 @@ KEY_ROWS_MAX = 1_024
 """The most rows of a page that has one key alone."""
 _PIECE_BYTES = 1024 * 1024
 """The bytes of pages of a column from which no further ones are decoded together."""
+_VALUES_BYTES = 16 * 1024 * 1024
+"""The bytes in memory of the values of pages from which no further ones are decoded together."""
 _FAR_BYTES = 16 * 1024 * 1024
 """The bytes of pages, and of gaps between them, from which no further ones are read at once from an object
 not on this machine.
@@ -61,16 +65,11 @@ class KeyList:
         first = schema.row_keys[0]
         found = []
         for ranges in slices:
-            items = [(schema.field(name), ranges[name]) for name in ranges]
-            count = len(ranges.get(first.name, ()))
-            if not 0 < count <= KEYS_MAX or not all(one.is_exact for _, some in items for one in some):
+            values = values_of(first, ranges.get(first.name, ()))
+            others = [(schema.field(name), ranges[name]) for name in ranges if name != first.name]
+            if not values or not all(one.is_exact for _, some in others for one in some):
                 return None
-            found.append(
-                {
-                    field.name: pa.array([one.min for one in some], arrow_type(field.type))
-                    for field, some in items
-                }
-            )
+            found.append({first.name: values} | {field.name: _exact(field, some) for field, some in others})
         if not found:
             return None
         firsts: Any = found[0][first.name]
@@ -82,6 +81,8 @@ class KeyList:
     @cached_property
     def in_index(self) -> list[Any]:
         """The values of the first row key, in order, as they can be compared with bounds of pages."""
+        if self.first.type in (INT, LONG):
+            return self.firsts.to_pylist()  # type: ignore[no-any-return]
         return [as_in_index(self.first, value) for value in self.firsts]
 
     @property
@@ -107,6 +108,28 @@ class KeyList:
         )
 
 
+def values_of(field: Field, items: Sequence[Range]) -> pa.Array | None:
+    """Returns the values of a column in some ranges, in order; None if they may be more than `KEYS_MAX`.
+
+    A range of whole numbers has few values if its ends are near. Other ranges must have one value each.
+    """
+    if all(one.is_exact for one in items):
+        return _exact(field, items) if len(items) <= KEYS_MAX else None
+    spans = [
+        (one.min + (not one.min_inclusive), one.max + one.max_inclusive)
+        for one in items
+        if isinstance(one.min, int) and isinstance(one.max, int) and field.type in (INT, LONG)
+    ]
+    if len(spans) < len(items) or sum(end - start for start, end in spans) > KEYS_MAX:
+        return None
+    values = [start + np.arange(end - start) for start, end in spans]
+    return pa.array(np.concatenate(values), arrow_type(field.type))
+
+
+def _exact(field: Field, items: Sequence[Range]) -> pa.Array:
+    return pa.array([one.min for one in items], arrow_type(field.type))
+
+
 def _is_in(column: pa.Array, values: pa.Array) -> Any:
     found = pc.is_in(column, value_set=values.cast(column.type))
     return found.to_numpy(zero_copy_only=False)
@@ -120,10 +143,12 @@ def rows_of_keys(
     columns: Sequence[str],
     *,
     content: bytes | None = None,
+    interruption: Interruption,
 ) -> list[pa.RecordBatch] | None:
     """Returns the rows of a table's file that have one of some keys, in the file's order.
 
-    See `page_reads.rows_of`, also for the cases in which it returns None.
+    See `page_reads.rows_of`, also for the cases in which it returns None. Raises `DormouseError` if it is
+    interrupted.
     """
     try:
         with opened(store, name, byte_count, content) as source:
@@ -135,8 +160,9 @@ def rows_of_keys(
                         pa.array(keys.wanted(dict(zip(whole.schema.names, found.columns, strict=True))))
                     )
                 return [found.select(columns)]
-            return _ListLookup(KEPT.file(source), source, keys, columns).rows()
+            return _ListLookup(KEPT.file(source), source, keys, columns, interruption).rows()
     except Exception:  # the numbers in a damaged file can be anything, and cause any error
+        interruption.check()
         return None
 
 
@@ -159,9 +185,18 @@ class _Want(NamedTuple):
             found.append((at, size))
         return found
 
+    def values_bytes(self, page: int) -> float:
+        """Returns the approximate bytes in memory of the values of a page, 0 if they are not known."""
+        rows = self.pages.first_rows
+        return (self.chunk.byte_count or 0) * (rows[page + 1] - rows[page]) / rows[-1]
+
     def pieces(self) -> Iterator[_Want]:
         """Yields the pages in pieces: new memory for many at once would cost more than their decoding."""
-        for some in portions(self.some, self.pages.sizes.__getitem__, _PIECE_BYTES):
+
+        def share(page: int) -> float:
+            return max(self.pages.sizes[page] / _PIECE_BYTES, self.values_bytes(page) / _VALUES_BYTES)
+
+        for some in portions(self.some, share, 1):
             yield self._replace(some=some)
 
 
@@ -195,9 +230,16 @@ class _Values(NamedTuple):
 class _ListLookup(FilePages):
     """A look-up of many keys in one file: first in the pages of the first row key, then of the others."""
 
-    def __init__(self, file: KnownFile, source: OpenFile, keys: KeyList, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        file: KnownFile,
+        source: OpenFile,
+        keys: KeyList,
+        columns: Sequence[str],
+        interruption: Interruption,
+    ) -> None:
         super().__init__(file, source, keys.first, {*columns, keys.first.name, *keys.names})
-        self._keys, self._columns = keys, columns
+        self._keys, self._columns, self._interruption = keys, columns, interruption
         self._rows: dict[int, Numbers] = {}
         """The numbers of the found rows in each row group."""
         self._found: dict[int, dict[str, pa.Array]] = {}
@@ -256,11 +298,15 @@ class _ListLookup(FilePages):
 
     def _add(self, names: Sequence[str]) -> None:
         """Adds the values of more columns to the found rows."""
-        wants = []
+        wants, expected = [], 0.0
         for number, rows in self._rows.items() if names else ():
+            group = self._file.groups[number]
             known: dict[int, list[int]] = {}  # most columns have their pages' first rows in one array
             for name in names:
-                chunk = self._file.groups[number].chunks[name]
+                chunk = group.chunks[name]
+                expected += (chunk.byte_count or 0) * len(rows) / group.row_count
+                if expected > FOUND_BYTES_MAX:
+                    raise NotUnderstood("rows of many bytes")
                 pages = self.pages(number, chunk)
                 if id(pages.first_rows) not in known:
                     at = np.searchsorted(np.array(pages.first_rows), rows, "right") - 1
@@ -280,7 +326,13 @@ class _ListLookup(FilePages):
         """Yields the values of pages; those of one column, read without others, in the order of the rows."""
         pieces = (piece for want in wants for piece in want.pieces())
         bytes_max = _FAR_BYTES if self._source.is_far else _PIECE_BYTES
-        for some in portions(pieces, lambda want: self._source.bytes_read(want.spans), bytes_max):
+
+        def share(want: _Want) -> float:
+            values = sum(map(want.values_bytes, want.some))
+            return max(self._source.bytes_read(want.spans) / bytes_max, values / _VALUES_BYTES)
+
+        for some in portions(pieces, share, 1):
+            self._interruption.check()
             spans = [want.spans for want in some]
             coded = [
                 (want, want.chunk.dictionary)

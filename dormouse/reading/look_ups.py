@@ -26,6 +26,7 @@ from dormouse.reading.planner import Scan
 from dormouse.reading.row_filter import PLAIN, remains, rendered
 from dormouse.reading.row_sets import RowSet
 from dormouse.reading.scan_session import DATAFUSION
+from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, Question
 from dormouse.state.context import TableContext
 
@@ -73,9 +74,17 @@ def looked_up(
 
 
 def list_looked_up(
-    context: TableContext, schema: Schema, question: Question, transform: Transform, scans: Sequence[Scan]
+    context: TableContext,
+    schema: Schema,
+    question: Question,
+    transform: Transform,
+    scans: Sequence[Scan],
+    interruption: Interruption,
 ) -> Iterable[pa.RecordBatch] | None:
-    """Returns the rows of some files that have one of a list of keys, as `looked_up` does."""
+    """Returns the rows of some files that have one of a list of keys, as `looked_up` does.
+
+    Raises `DormouseError` if it is interrupted.
+    """
     if len(scans) > LIST_FILES_MAX or max(len(scan.deletions) for scan in scans) > LIST_DELETIONS_MAX:
         return None
     look_up = _LookUp.of(context, schema, question, transform, scans)
@@ -88,12 +97,16 @@ def list_looked_up(
     def read(scan: Scan) -> list[pa.RecordBatch] | None:
         if sum(sizes) > LIST_BYTES_MAX:
             return None
-        found = look_up.of_list(scan, cast("KeyList", lists[scan.slices]))
+        interruption.check()
+        found = look_up.of_list(scan, cast("KeyList", lists[scan.slices]), interruption)
         sizes.append(LIST_BYTES_MAX + 1 if found is None else sum(batch.nbytes for batch in found))
         return None if found is None else look_up.without_gone(scan, found)
 
-    with ThreadPoolExecutor(min(len(scans), _THREADS_MAX), "dormouse-keys") as threads:
-        parts = list(threads.map(read, scans))
+    if len(scans) == 1:
+        parts = [read(scans[0])]
+    else:
+        with ThreadPoolExecutor(min(len(scans), _THREADS_MAX), "dormouse-keys") as threads:
+            parts = list(threads.map(read, scans))
     # most files of a group have the same deletions
     alike: dict[tuple[Deletion, ...], list[pa.RecordBatch]] = defaultdict(list)
     for scan, part in zip(scans, parts, strict=True):
@@ -155,10 +168,12 @@ class _LookUp:
         content = self._content(scan)
         return rows_of(objects, scan.filename, size, key, self._names, is_likely=is_likely, content=content)
 
-    def of_list(self, scan: Scan, keys: KeyList) -> list[pa.RecordBatch] | None:
+    def of_list(self, scan: Scan, keys: KeyList, interruption: Interruption) -> list[pa.RecordBatch] | None:
         """Returns the rows of a file that have one of some keys, with those that deletions match."""
-        objects, size = self._context.objects, scan.byte_count or 0
-        return rows_of_keys(objects, scan.filename, size, keys, self._names, content=self._content(scan))
+        objects, size, content = self._context.objects, scan.byte_count or 0, self._content(scan)
+        return rows_of_keys(
+            objects, scan.filename, size, keys, self._names, content=content, interruption=interruption
+        )
 
     def _content(self, scan: Scan) -> bytes | None:
         # the digest of a local file was compared, which is then read

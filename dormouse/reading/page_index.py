@@ -263,7 +263,7 @@ class Chunk:
     `schema` has the bytes of the column's element in the file's schema. `metadata` has the bytes of its type,
     encodings, path and codec; `codec` is the number of the codec. `dictionary`, `offset_index` and
     `column_index` are positions and lengths in the file. `bounds` are the smallest and largest value,
-    encoded.
+    encoded. `byte_count` is the size of its values in memory, None for texts whose size is not recorded.
     """
 
     name: str
@@ -275,6 +275,7 @@ class Chunk:
     offset_index: tuple[int, int]
     column_index: tuple[int, int] | None
     bounds: tuple[bytes, bytes] | None
+    byte_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +371,9 @@ def _elements(raw: list[bytes]) -> dict[str, tuple[bytes, bool]]:
 
 
 def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> RowGroup:
-    chunks, sizes = {}, []
+    chunks = {}
     for chunk in group[1]:
         said = chunk[3]
-        sizes.append(_values_bytes(said, group[3]))
         name = said[3][0].decode()
         statistics = said.get(12, {})
         bounds = (statistics[6], statistics[5]) if 5 in statistics and 6 in statistics else None
@@ -389,9 +389,10 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
             (chunk[4], chunk[5]),
             (chunk[6], chunk[7]) if 6 in chunk else None,
             bounds,
+            _values_bytes(said, group[3]),
         )
-    known = [size for size in sizes if size is not None]
-    return RowGroup(group[3], chunks, sum(known) if len(known) == len(sizes) else None)
+    known = [one.byte_count for one in chunks.values() if one.byte_count is not None]
+    return RowGroup(group[3], chunks, sum(known) if len(known) == len(chunks) else None)
 
 
 def _values_bytes(chunk: Struct, row_count: int) -> int | None:

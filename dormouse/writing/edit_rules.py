@@ -114,15 +114,21 @@ def check_newest(
 ) -> None:
     """Raises `InvalidQuery` if a new row of a keyed table would lose against the row that it replaces.
 
-    `before` has the value of `newest_by` in each replaced row, or null for a row that replaces none.
+    Raises `InvalidData` if its value is NaN. `before` has the value of `newest_by` in each replaced row, or
+    null for a row that replaces none.
     """
     name = properties.newest_by or ""
+    of = f"{what}: {name!r} determines which row is the newest"
+    if schema.field(name).type.is_floating:
+        at = pc.index(pc.is_nan(rows.column(name)), True).as_py()
+        if at >= 0:
+            raise InvalidData(f"{of}, and is NaN in the row with {key_text(schema, rows, at)}", column=name)
     at = pc.index(pc.less(rows.column(name), before), True).as_py()
     if at >= 0:
         old, new = before[at].as_py(), rows.column(name)[at].as_py()
         raise InvalidQuery(
-            f"{what}: {name!r} determines which row is the newest, and {new!r} of the row with "
-            f"{key_text(schema, rows, at)} is less than its {old!r}, so the old row would stay"
+            f"{of}, and {new!r} of the row with {key_text(schema, rows, at)} is less than its {old!r}, so "
+            "the old row would stay"
         )
 
 

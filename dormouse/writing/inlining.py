@@ -36,6 +36,7 @@ from dormouse.state.context import TableContext
 from dormouse.writing.parquet_file import FileFacts, FileShape, LeafFiles, write_groups
 
 if TYPE_CHECKING:
+    from dormouse.objects.store import ObjectStore
     from dormouse.reading.where import Deletion
     from dormouse.state.files.attempts import WriteAttempt
     from dormouse.state.files.compaction_jobs import CompactionJob
@@ -49,6 +50,8 @@ DATA_BYTES_MAX = 16 * 1024 * 1024
 ROWS_MAX = 100_000
 TABLES_MAX = 1_000
 COUNTED_SECONDS = 1.0
+SHAPE_SECONDS = 60.0
+"""How long the files of a table keep their encodings before these are tried again."""
 FULL_SHARE, LOW_SHARE = 0.75, 0.5
 """The shares of `inline_total_bytes_max` at which a process stops inlining, and begins again.
 
@@ -163,6 +166,22 @@ def forget_leaves(table: TableRecord) -> None:
     _leaves.pop(table.uuid, None)
 
 
+# The shapes of each table's last inlined files: to find a shape takes longer than to write so few rows.
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownShape:
+    """A shape, the columns and properties it is for, and when it was found."""
+
+    shape: FileShape
+    of: tuple[Schema, TableProperties]
+    found_at: float
+
+
+_shapes: dict[tuple[str, int], _KnownShape] = {}
+"""Shapes by the uuid of a table and the magnitude of the number of rows."""
+
+
 def inlined_name(table: TableRecord, schema_version: int) -> Callable[[str], str]:
     """Returns a function that names the inlined file of one ingest with rows of a partition."""
     prefix = f"{table.object_prefix}{INLINED}/{uuid.uuid4().hex}/0-"
@@ -171,6 +190,18 @@ def inlined_name(table: TableRecord, schema_version: int) -> Callable[[str], str
 
 class InlinedLeaves(LeafFiles):
     """A writer of rows to inlined files, one for each leaf or one for all leaves."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        schema: Schema,
+        properties: TableProperties,
+        partition_ids: pa.StringArray,
+        name_of: Callable[[str], str],
+        table_uuid: str,
+    ) -> None:
+        super().__init__(objects, schema, properties, partition_ids, name_of)
+        self._table_uuid = table_uuid
 
     def files(self, rows: pa.Table, leaves: pa.Int32Array) -> list[FileWithReferences]:
         """Returns the files of some rows in any order; `leaves` has the position of the leaf of each row."""
@@ -217,9 +248,16 @@ class InlinedLeaves(LeafFiles):
         return facts, content
 
     def _shape_of(self, first: pa.Table) -> FileShape:
-        if first.nbytes > SMALL_BYTES:
-            return super()._shape_of(first)
-        return FileShape(compression="none", plain_columns=tuple(self._schema.names))
+        if first.nbytes <= SMALL_BYTES:
+            return FileShape(compression="none", plain_columns=tuple(self._schema.names))
+        key, of = (self._table_uuid, first.num_rows.bit_length()), (self._schema, self._properties)
+        known = _shapes.get(key)
+        if known is None or known.of != of or time.monotonic() > known.found_at + SHAPE_SECONDS:
+            if len(_shapes) >= TABLES_MAX:
+                _shapes.clear()
+            known = _KnownShape(super()._shape_of(first), of, time.monotonic())
+            _shapes[key] = known
+        return known.shape
 
 
 def inlined_files(
@@ -234,7 +272,12 @@ def inlined_files(
         return None
     lookup, name_of = _leaves_of(context), inlined_name(context.table, context.schema.version)
     writer = InlinedLeaves(
-        context.objects, context.stored_schema, context.properties, lookup.leaf_ids, name_of
+        context.objects,
+        context.stored_schema,
+        context.properties,
+        lookup.leaf_ids,
+        name_of,
+        context.table.uuid,
     )
     files = writer.files(rows, lookup.indexes(rows))
     bytes_max = context.properties.inline_bytes_max

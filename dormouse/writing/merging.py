@@ -128,7 +128,10 @@ class Merge:
         check_editable(context, what)
         if self._given is None or isinstance(self._source, Sql):
             self.close()
-            self._given = self._staged(what, context)
+            try:
+                self._given = self._staged(what, context)
+            except InvalidData as error:
+                raise type(error).from_message(f"{what}: {error}", error.data) from None
         check_cases(f"{what}: the table's columns", context.schema.names)
         check_cases(f"{what}: the source's columns", self._given.columns)
         return _Computation(

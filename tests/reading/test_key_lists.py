@@ -20,7 +20,7 @@ from tests.reading.test_page_lookups import KEYS, VALUES, Far, rows_for, texts
 from tests.support.api import Instance
 from tests.support.model import LONG, STRING, Field, Range, Schema
 from tests.support.objects import open_store
-from tests.support.reading import KeyRanges, query
+from tests.support.reading import Interruption, KeyRanges, query
 
 
 @pytest.mark.few(1)
@@ -60,7 +60,7 @@ def test_a_file_gives_the_rows_of_lists_of_keys(
         for bytes_max, of in product((0, 1_000_000), stores):
             monkeypatch.setattr(file_cache, "WHOLE_BYTES_MAX", bytes_max)
             for columns in (schema.names, ["text", keys[-1].name], ["k"]):
-                found = rows_of_keys(of, "f.parquet", size, wanted, columns)
+                found = rows_of_keys(of, "f.parquet", size, wanted, columns, interruption=Interruption())
                 assert found is not None
                 expected = table.filter(pa.array(flags)).select(columns)
                 assert [one.schema.types for one in found] == [expected.schema.types] * len(found)
@@ -68,8 +68,8 @@ def test_a_file_gives_the_rows_of_lists_of_keys(
         counts.append(sum(flags))
     assert counts[-1] > counts[0]
     for of in stores:
-        assert rows_of_keys(of, "gone.parquet", size, wanted, ["k"]) is None
-    assert rows_of_keys(store, "f.parquet", size + 1, wanted, ["k"]) is None
+        assert rows_of_keys(of, "gone.parquet", size, wanted, ["k"], interruption=Interruption()) is None
+    assert rows_of_keys(store, "f.parquet", size + 1, wanted, ["k"], interruption=Interruption()) is None
 
 
 def test_pieces_of_columns_of_a_remote_file_keep_the_order_of_rows(
@@ -94,7 +94,9 @@ def test_pieces_of_columns_of_a_remote_file_keep_the_order_of_rows(
     )
     size = (tmp_path / "f.parquet").stat().st_size
     assert wanted is not None
-    [found] = rows_of_keys(store, "f.parquet", size, wanted, rows.column_names) or []
+    [found] = (
+        rows_of_keys(store, "f.parquet", size, wanted, rows.column_names, interruption=Interruption()) or []
+    )
     assert found.to_pylist() == rows.take(pa.array(range(0, count, 4_000))).to_pylist()
 
 
@@ -126,17 +128,85 @@ def test_bytes_between_pages_of_a_remote_file_count_as_read(
     wanted = KeyList.of(Schema([Field("k", LONG)]), [KeyRanges({"k": [Range.exactly(n) for n in some]})])
     size = (tmp_path / "f.parquet").stat().st_size
     assert wanted is not None
-    [found] = rows_of_keys(store, "f.parquet", size, wanted, rows.column_names) or []
+    [found] = (
+        rows_of_keys(store, "f.parquet", size, wanted, rows.column_names, interruption=Interruption()) or []
+    )
     assert found.to_pylist() == rows.take(pa.array(some)).to_pylist()
     assert 700_000 < max(sizes) < 1_500_000
 
 
-def test_ranges_and_long_lists_are_no_lists_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_whose_values_take_much_memory_are_decoded_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of equal texts has few bytes."""
+    count, counts = 20_000, []
+    monkeypatch.setattr(key_lists, "_VALUES_BYTES", 1_000_000)
+    decoded = key_lists.decoded_pages
+
+    def counted(parts: Any, row_count: int) -> Any:
+        found = decoded(parts, row_count)
+        counts.append(sum(column.nbytes for column in found.values()))
+        return found
+
+    monkeypatch.setattr(key_lists, "decoded_pages", counted)
+    rows = pa.table({"k": range(count), "a": ["a" * 500] * count, "b": ["b" * 500] * count})
+    pq.write_table(rows, tmp_path / "f.parquet", write_page_index=True, max_rows_per_page=1_000)
+    store = open_store(tmp_path)
+    wanted = KeyList.of(
+        Schema([Field("k", LONG)]), [KeyRanges({"k": [Range.exactly(n) for n in range(0, count, 1_000)]})]
+    )
+    size = store.size("f.parquet")
+    assert wanted is not None and size < 200_000
+    [found] = (
+        rows_of_keys(store, "f.parquet", size, wanted, rows.column_names, interruption=Interruption()) or []
+    )
+    assert found.to_pylist() == rows.take(pa.array(range(0, count, 1_000))).to_pylist()
+    assert max(counts) < 2_000_000 < sum(counts)
+
+
+def test_an_interruption_ends_a_look_up_of_many_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises an error rather than leave the rows to the engine, and reads no further pages."""
+    count, interruption = 100_000, Interruption()
+    monkeypatch.setattr(key_lists, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(key_lists, "_FAR_BYTES", 10_000)
+    monkeypatch.setattr(file_cache, "_FAR_TAIL", 100_000)
+    numbers = np.random.default_rng(1).integers(0, 1 << 62, count)
+    rows = pa.table({"k": range(count), "v": numbers})
+    how: dict[str, Any] = {"max_rows_per_page": 1_000, "use_dictionary": False, "compression": "none"}
+    pq.write_table(rows, tmp_path / "f.parquet", write_page_index=True, **how)
+    far = Far(open_store(tmp_path))
+    store: Any = far
+    wanted = KeyList.of(Schema([Field("k", LONG)]), [KeyRanges({"k": [Range(0, 9_000)]})])
+    size = (tmp_path / "f.parquet").stat().st_size
+    assert wanted is not None
+    [found] = rows_of_keys(store, "f.parquet", size, wanted, ["k", "v"], interruption=interruption) or []
+    assert found.num_rows == 9_000 and far.requests > 9
+    ranged, far.requests = Far.get_range, 0
+
+    def interrupting(self: Far, name: str, start: int, length: int) -> bytes:
+        if far.requests == 2:
+            interruption.set()
+        return ranged(self, name, start, length)
+
+    monkeypatch.setattr(Far, "get_range", interrupting)
+    with pytest.raises(dm.DormouseError, match="interrupted"):
+        rows_of_keys(store, "f.parquet", size, wanted, ["k", "v"], interruption=interruption)
+    assert far.requests == 3
+
+
+def test_long_ranges_and_lists_are_no_lists_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_lists, "KEYS_MAX", 3)
     schema = Schema([Field("k", LONG), Field("l", LONG)])
     one = [Range.exactly(1)]
-    for ranges in ({}, {"l": one}, {"k": [Range(1, 5)]}, {"k": one, "l": [Range(1)]}):
+    most = (1 << 63) - 1
+    for long in (Range(1, 5), Range(1), Range(max=5), Range(-most - 1, most), Range()):
+        assert KeyList.of(schema, [KeyRanges({"k": [long]})]) is None
+    for ranges in ({}, {"l": one}, {"k": one, "l": [Range(1)]}, {"k": one, "l": [Range(1, 3)]}):
         assert KeyList.of(schema, [KeyRanges(ranges)]) is None
+    assert KeyList.of(Schema([Field("k", STRING)]), [KeyRanges({"k": [Range("a", "b")]})]) is None
+    short = [Range(-2, 0, min_inclusive=False), Range(most - 1, most, max_inclusive=True)]
+    found = KeyList.of(schema, [KeyRanges({"k": short, "l": one})])
+    assert found is not None and found.in_index == [-1, most - 1, most]
     several = [KeyRanges({"k": [Range.exactly(n), Range.exactly(n + 1)]}) for n in (5, 1)]
     assert KeyList.of(schema, several) is None
     found = KeyList.of(schema, several[:1])
@@ -169,7 +239,7 @@ def _both(context: Any, where: dict[str, Any], columns: list[str] | None = None)
 def test_tables_answer_lists_of_keys_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], keep: str
 ) -> None:
-    """Covers split leaves, newer files, marks, and deletions of listed rows and by values."""
+    """Covers ranges, split leaves, newer files, marks, and deletions of listed rows and by values."""
     monkeypatch.setattr("dormouse.writing.parquet_file._PAGE_ROWS", 128)
     schema = Schema([Field("k", LONG), Field("l", LONG)], values=[Field("v", LONG), Field("s", STRING)])
     table = instance.create_table(
@@ -188,7 +258,9 @@ def test_tables_answer_lists_of_keys_as_the_engine_does(
     chance = random.Random(4)
     for number in range(4):
         some = sorted(chance.sample(range(2_000), 60))
-        where = {"k": [3 * n + (n % 7 == 0) for n in some]}
+        where: dict[str, Any] = {"k": [3 * n + (n % 7 == 0) for n in some]}
+        if number % 2:
+            where = {"k": [dm.Range(30 * number, 700), dm.Range(2_990, 3_010), *where["k"]]}
         for columns in (None, ["v"], ["l", "k"]):
             found, expected = _both(table.context, where, columns)
             keys = [[(row.get("k"), row.get("l")) for row in rows] for rows in (found, expected)]

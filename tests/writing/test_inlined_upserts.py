@@ -168,7 +168,7 @@ def test_one_row_gets_the_file_that_a_longer_load_would_get(
     empty, rows = rows.slice(1), rows.select(schema.names)
     no_store: Any = None
     name_of = f"data/inlined/{'0' * 32}/0-{{}}.v1.parquet".format
-    leaves = InlinedLeaves(no_store, schema, properties, pa.array(["a", "b", "c"]), name_of)
+    leaves = InlinedLeaves(no_store, schema, properties, pa.array(["a", "b", "c"]), name_of, "t")
     [found] = leaves.files(pa.concat_tables([empty.select(schema.names), rows]), pa.array([1], pa.int32()))
     [expected] = leaves.write_in_order(iter(rows.to_batches()), np.array([0, 1, 0]))
     assert found == expected

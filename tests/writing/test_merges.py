@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.errors import AmbiguousRows, DormouseError
+from dormouse.errors import AmbiguousRows, DormouseError, InvalidData
 from dormouse.writing import merging
 from tests.edited import COLUMNS, SCHEMA, Judged, row, table_of
 from tests.support.api import Instance
@@ -328,7 +328,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (KEYS, [Matched(update={"i": sql("i")})], "column 'i' is in both"),
     (KEYS, [Matched("t.i >", delete=True)], "is no expression"),
     (KEYS, [NotMatched("t.i > 1", insert="*")], "'t.i' is no column"),
-    (KEYS, [NotMatchedBySource("s.i > 1", delete=True)], "s.i|unknown column"),
+    (KEYS, [NotMatchedBySource("s.i > 1", delete=True)], "'s.i' is no column"),
     (KEYS, [NotMatched(insert={"i": 1})], "'k' must not be null"),
     (KEYS, [Matched(update={"i": sql("3000000000")})], "out of range"),
     (KEYS, [Matched(update="i")], "neither"),
@@ -351,10 +351,25 @@ def test_keyed_tables_refuse_new_keys_in_merges(instance: Instance) -> None:
     merge = Merge(judged.sessions, table_of(SOURCE), KEYS, [Matched(update={"k": 1})])
     with pytest.raises(DormouseError, match="row key"):
         merge.dry_run(judged.table.context)
-    with pytest.raises(DormouseError, match="missing from the data"):
+    with pytest.raises(DormouseError, match=r"upsert into table 't': .* missing from the data"):
         PartialUpsert(judged.sessions, [{"k": 1, "i": 2}]).dry_run(judged.table.context)
     with pytest.raises(DormouseError, match="not in the schema"):
         PartialUpsert(judged.sessions, [{"k": 1, "c": "a", "z": 2}]).dry_run(judged.table.context)
+    unfit = Merge(judged.sessions, [{"k": "x", "c": "a", "i": 2}], KEYS, [Matched(update=["i"])])
+    with pytest.raises(InvalidData, match="merge into table 't': column 'k'"):
+        unfit.dry_run(judged.table.context)
+
+
+def test_a_new_row_whose_age_is_nan_is_refused_by_its_key(instance: Instance) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.DOUBLE)])
+    properties = dm.TableProperties(keep="newest_row", newest_by="v")
+    table = instance.create_table("aged", schema, properties=properties)
+    table.ingest([{"k": k, "v": 1.0} for k in range(3)])
+    complaint = "table 'aged': 'v' determines which row is the newest, and is NaN in the row with k 2"
+    with pytest.raises(InvalidData, match=complaint):
+        table.update({"k": 2}, {"v": nan})
+    with pytest.raises(InvalidData, match=complaint):
+        table.merge_into([{"k": 2, "v": nan}], ["k"], [dm.WhenMatched(update="*")])
 
 
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])

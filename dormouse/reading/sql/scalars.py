@@ -270,8 +270,7 @@ class _Checked:
         if rest and rows in self._places and (found := self._places[rows].get(rest[0].lower())):
             return rows, found, rest[1:]
         having = self._having(first)
-        if rest and rows in self._places:
-            # not a column of the name of the rows, unless it has parts
+        if rest:  # only a column that has parts, as others may have the name of the rows
             having = [one for one in having if self.relations[one][self._places[one][rows]].parts]
         if len(having) > 1:
             either = " or ".join(f"{one}.{first}" for one in having)

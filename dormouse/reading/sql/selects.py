@@ -35,6 +35,8 @@ from dormouse.reading.row_filter import (
     TESTS_MAX,
     Filter,
     Given,
+    InRanges,
+    every,
     in_slices,
     meets,
     parted,
@@ -64,6 +66,8 @@ NUMBER = "file_row_number"
 NUMBERS_LISTED_MAX = 20_000
 """The most rows that are left out by a join with their numbers. More rows of a file become bits of a text."""
 _FILE_ROWS = 1 << 32
+_GAPS_MAX = 16
+"""The most gaps between ranges of keys in which row groups are skipped."""
 _ROWS_LEFT_OUT_MAX = 1_000_000
 """The most rows that a statement leaves out of one table by their numbers, since its text has them all."""
 
@@ -101,14 +105,27 @@ def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
     """
     runs = [(slices, len(list(run))) for slices, run in groupby(scans, attrgetter("slices"))]
     conditions = [rendered_unless_all(in_slices(schema, slices), DUCKDB) for slices, _ in runs]
-    if len(runs) == 1:
+    first, near = schema.row_keys[0], united([one for slices, _ in runs for one in slices])
+    gaps = list(_gaps(first, near.get(first.name, ())))
+    if len(runs) == 1 and not gaps:
         return conditions[0]
-    # only a bound on the first key lets DuckDB skip row groups
-    first = schema.row_keys[0].name
-    near = KeyRanges({first: [united([one for slices, _ in runs for one in slices]).enclosing(first)]})
+    hull = in_slices(schema, [KeyRanges({first.name: [near.enclosing(first.name)]})])
+    near_first = rendered_unless_all(every([hull, *gaps]), DUCKDB)
     ends = list(accumulate(length for _, length in runs))
-    near_first = rendered_unless_all(in_slices(schema, [near]), DUCKDB)
     return all_of([near_first, _by_index(conditions, ends)])
+
+
+def _gaps(field: Field, ranges: Sequence[Range]) -> Iterator[Filter]:
+    """Yields filters that leave out values between ranges, by which DuckDB skips row groups.
+
+    It skips them by a bound, by two that are joined by OR, and by a list, but not by ranges joined by OR.
+    """
+    if all(one.is_exact for one in ranges):
+        return
+    size = -(-len(ranges) // (_GAPS_MAX + 1))
+    for at in range(size, len(ranges), size):
+        below, above = ranges[at - 1 : at + 1]
+        yield InRanges(field, (replace(below, min=None), replace(above, max=None)))
 
 
 def left_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -83,9 +84,7 @@ def test_files_that_are_read_together_give_the_rows_that_each_gives_alone(
             if any(_in(one, k) for one in slices)
             and not any(_in(one.ranges, k) and all(_meets(c, v) for c in one.conditions) for one in of)
         ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(together, "SCANS_MAX", scans_max)
-        found = list(together.read_together(SCHEMA, scans))
+    found = list(together.read_together(SCHEMA, scans, scans_max))
     assert len(found) <= max(1, scans_max)
     assert _rows(found) == sorted(expected, key=repr)
 
@@ -108,6 +107,27 @@ def _rows(parts: Sequence[Sequence[Scan]]) -> list[tuple[Any, ...]]:
         where = all_of([together.rows_of(SCHEMA, part), left]) or "true"
         selects.append(f"SELECT k, v FROM read_parquet([{names}]) WHERE {where}")
     return sorted(duckdb.sql(" UNION ALL ".join(selects)).fetchall(), key=repr)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_row_groups_between_wanted_keys_are_not_read(tmp_path: Path, apart: bool) -> None:
+    """The row groups between the wanted ones are damaged. One file or two have the ranges."""
+    path = tmp_path / "0.v2.parquet"
+    rows = pa.table({"k": range(100_000), "v": [1] * 100_000})
+    pq.write_table(rows, path, row_group_size=1_000, use_dictionary=False, compression="none")
+    groups = pq.read_metadata(path)
+    starts = [groups.row_group(number).column(0).data_page_offset for number in (1, 40, 41, 99)]
+    content = bytearray(path.read_bytes())
+    for start, end in (starts[:2], starts[2:]):
+        content[start:end] = b"\xff" * (end - start)
+    path.write_bytes(content)
+    ranges = [Range(10, 20), Range(40_000, 40_010), Range(99_990)]
+    slices = [(KeyRanges({"k": [one]}),) for one in ranges] if apart else [(KeyRanges({"k": ranges}),)]
+    scans = [Scan(str(path), some, "p", None) for some in slices]
+    where = together.rows_of(SCHEMA, scans)
+    names = ", ".join(f"'{scan.filename}'" for scan in scans)
+    found = duckdb.sql(f"SELECT count(*) FROM read_parquet([{names}]) WHERE {where} AND v = 1").fetchall()
+    assert found == [(30,)]
 
 
 def test_files_that_may_have_a_column_named_like_the_index_are_read_separately() -> None:
