@@ -72,6 +72,8 @@ SPARK = (
     "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
     "test_row_filter", "test_spark_functions", "test_spark_merge",
 )  # fmt: skip
+HOUSE = ("test_support", "test_tidy", "test_words")
+"""The files that read the syntax trees of all files, which one worker parses."""
 # a Java process of the tests lives for seconds: compile quickly, and skip the verification of Spark's jars
 HURRY = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -113,12 +115,14 @@ def begun_apart(worker: str, workers: int) -> list[str]:
 def group(file: Path) -> str:
     """Returns the group of a test file. One worker runs all tests of a group.
 
-    A group is one file, or all files that use Spark in their own process, or all files that use the CDK. Java
-    and the CDK's Node take seconds to start. The files import the CDK only within their tests, because each
-    worker imports all files.
+    A group is one file, or all files that use Spark in their own process, that use the CDK, or that read the
+    syntax trees of all files. Java, the CDK's Node and the parser take seconds. The files import the CDK only
+    within their tests, because each worker imports all files.
     """
     if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
         return "Node"
+    if file.stem in HOUSE:
+        return "House"
     return "Spark" if file.stem in SPARK else file.stem
 
 
