@@ -35,8 +35,10 @@ from dormouse.state.commits import committer
 from tests.aws_server import aws_server
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
+from tests.forks import Forks
 from tests.inlining import also_inlined, inlining, objects_of_module  # noqa: F401 fixtures
 from tests.other_postgres import use_what_is_named
+from tests.prepared import copied as copied_directory
 from tests.run_folder import RunFolder, spread
 from tests.support.api import Instance, Table
 from tests.support.commits import PostgresQueue
@@ -88,6 +90,7 @@ botocore.session.create_loader = cache(botocore.session.create_loader)
 typer.main.get_command = cache(typer.main.get_command)
 # The files of tests need not survive a power cut either. Tests of flushes put their own function here.
 os.fsync = lambda _: None
+server.Server._initialize = copied_directory  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -416,6 +419,13 @@ def server_folder(prepared_folder: Path) -> Iterator[Path]:
     for process in server._processes_in(folder / "postgres"):
         process.kill()
     shutil.rmtree(parent, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Yields the parent of processes that are killed while they work."""
+    with closing(Forks()) as parent:
+        yield parent
 
 
 @pytest.fixture

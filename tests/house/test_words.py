@@ -52,3 +52,6 @@ def test_a_riddle_is_found(tmp_path: Path) -> None:
     )
     rules = {fault.rule for fault in faults(path)}
     assert rules == {"opening", "name", "for ever", "whoever"}
+    path = tmp_path / "divided.py"
+    path.write_text('wait(\n    "for "\n    "ever and a day"\n)\n')
+    assert [fault.rule for fault in faults(path)] == ["for ever"]
