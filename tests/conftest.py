@@ -33,6 +33,7 @@ from dormouse.embedded import server
 from dormouse.postgres import ConnectionSupplier, Retries, transaction
 from dormouse.state.commits import committer
 from tests.aws_server import aws_server
+from tests.built import built_lambdas, lambda_sources  # noqa: F401 fixtures
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
 from tests.forks import Forks
@@ -64,7 +65,11 @@ LONGEST = (
     "Spark", "Node", "test_spark_session", "test_embedded_sharing", "test_ingest_crash", "test_cli",
     "test_batches", "test_embedded_postgres", "test_instance_folder", "test_demo", "test_service_streams",
     "test_many_workers", "test_concurrency", "test_objects", "test_async_commits", "test_commit_storm",
-    "test_store_under_fire", "test_updates", "test_small_batches",
+    "test_store_under_fire", "test_updates", "test_small_batches", "test_listed_deletions",
+    "test_edits_crash", "test_merges", "test_edits_overlap", "test_edits_model",
+    # in the slow tier
+    "test_changes_model", "test_keyed_model", "test_history_model", "test_history_storm",
+    "test_deletes_model", "test_deletes_faults", "test_bank", "test_keyed_storm", "test_small_storm",
 )  # fmt: skip
 # these use Spark in their own process: one worker runs them all, with one Java
 SPARK = (
