@@ -33,10 +33,13 @@ from dormouse.embedded import server
 from dormouse.postgres import ConnectionSupplier, Retries, transaction
 from dormouse.state.commits import committer
 from tests.aws_server import aws_server
+from tests.built import built_lambdas, lambda_sources  # noqa: F401 fixtures
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
+from tests.forks import Forks
 from tests.inlining import also_inlined, inlining, objects_of_module  # noqa: F401 fixtures
 from tests.other_postgres import use_what_is_named
+from tests.prepared import copied as copied_directory
 from tests.run_folder import RunFolder, spread
 from tests.support.api import Instance, Table
 from tests.support.commits import PostgresQueue
@@ -62,7 +65,11 @@ LONGEST = (
     "Spark", "Node", "test_spark_session", "test_embedded_sharing", "test_ingest_crash", "test_cli",
     "test_batches", "test_embedded_postgres", "test_instance_folder", "test_demo", "test_service_streams",
     "test_many_workers", "test_concurrency", "test_objects", "test_async_commits", "test_commit_storm",
-    "test_store_under_fire", "test_updates", "test_small_batches",
+    "test_store_under_fire", "test_updates", "test_small_batches", "test_listed_deletions",
+    "test_edits_crash", "test_merges", "test_edits_overlap", "test_edits_model",
+    # in the slow tier
+    "test_changes_model", "test_keyed_model", "test_history_model", "test_history_storm",
+    "test_deletes_model", "test_deletes_faults", "test_bank", "test_keyed_storm", "test_small_storm",
 )  # fmt: skip
 # these use Spark in their own process: one worker runs them all, with one Java
 SPARK = (
@@ -72,6 +79,8 @@ SPARK = (
     "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
     "test_row_filter", "test_spark_functions", "test_spark_merge",
 )  # fmt: skip
+HOUSE = ("test_support", "test_tidy", "test_words")
+"""The files that read the syntax trees of all files, which one worker parses."""
 # a Java process of the tests lives for seconds: compile quickly, and skip the verification of Spark's jars
 HURRY = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -86,6 +95,7 @@ botocore.session.create_loader = cache(botocore.session.create_loader)
 typer.main.get_command = cache(typer.main.get_command)
 # The files of tests need not survive a power cut either. Tests of flushes put their own function here.
 os.fsync = lambda _: None
+server.Server._initialize = copied_directory  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,12 +123,14 @@ def begun_apart(worker: str, workers: int) -> list[str]:
 def group(file: Path) -> str:
     """Returns the group of a test file. One worker runs all tests of a group.
 
-    A group is one file, or all files that use Spark in their own process, or all files that use the CDK. Java
-    and the CDK's Node take seconds to start. The files import the CDK only within their tests, because each
-    worker imports all files.
+    A group is one file, or all files that use Spark in their own process, that use the CDK, or that read the
+    syntax trees of all files. Java, the CDK's Node and the parser take seconds. The files import the CDK only
+    within their tests, because each worker imports all files.
     """
     if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
         return "Node"
+    if file.stem in HOUSE:
+        return "House"
     return "Spark" if file.stem in SPARK else file.stem
 
 
@@ -412,6 +424,13 @@ def server_folder(prepared_folder: Path) -> Iterator[Path]:
     for process in server._processes_in(folder / "postgres"):
         process.kill()
     shutil.rmtree(parent, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Yields the parent of processes that are killed while they work."""
+    with closing(Forks()) as parent:
+        yield parent
 
 
 @pytest.fixture

@@ -82,6 +82,9 @@ RESOURCES = Resources(
     access=AccessResources(host="h", endpoints=2),
     pause=PauseResources(rule="keeper", queue="starts", function="pause", drain_seconds=60),
 )  # fmt: skip
+PARAMETERS = {
+    resources_parameter("dev", name): one.model_dump_json() for name, one in RESOURCES if one is not None
+}
 UPDATE_SECONDS = 400.0
 """The duration of an update of the stack `application`, which has the sleepers: parts that a pause puts to
 sleep."""
@@ -235,8 +238,10 @@ class Weeks:
         self._gone([one for one in seen if one.received >= RECEIVES_MAX], self.dead)
 
     def _gone(self, messages: list[Sent], where: set[int]) -> None:
-        where |= {one.number for one in messages}
-        self.messages = [one for one in self.messages if one not in messages]
+        if messages:
+            where |= {one.number for one in messages}
+            gone = set(map(id, messages))
+            self.messages = [one for one in self.messages if id(one) not in gone]
 
     def send(self, number: int) -> None:
         self.messages.append(Sent(number, self.now))
@@ -303,9 +308,8 @@ class Weeks:
         return SimpleNamespace(client=lambda service, **options: Client())
 
     def get_parameter(self, **given: Any) -> Any:
-        known = {resources_parameter("dev", name): one for name, one in RESOURCES if one is not None}
-        if given["Name"] in known:
-            return {"Parameter": {"Value": known[given["Name"]].model_dump_json()}}
+        if given["Name"] in PARAMETERS:
+            return {"Parameter": {"Value": PARAMETERS[given["Name"]]}}
         if given["Name"] != state_parameter("dev"):
             raise refusal("ParameterNotFound", "GetParameter")
         since = datetime.now(UTC) - timedelta(seconds=self.now - self.wanted_since)

@@ -394,12 +394,5 @@ def compare(new_table: Callable[..., TableContext], layout: str, isolation: str,
 def test_the_store_does_what_the_model_does(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
-    compare(new_table, layout, isolation, derandomize=True, max_examples=3, stateful_step_count=25)
-
-
-@pytest.mark.slow
-def test_the_store_does_what_the_model_does_over_many_updates(
-    new_table: Callable[..., TableContext], layout: str, isolation: str
-) -> None:
     """The updates differ in each run. A failure is printed as a program that repeats it."""
     compare(new_table, layout, isolation, max_examples=12, stateful_step_count=50)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from dormouse.durability import backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.jobs.job import upload_name
 from dormouse.state.files.holds import held
+from tests.forks import Forks
 from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
@@ -337,26 +337,27 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["backup", "restore"])
-def test_a_killed_backup_or_restore_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: str) -> None:
+def test_a_killed_backup_or_restore_leaves_all_or_nothing(
+    lake: Path, tmp_path: Path, forks: Forks, verb: str
+) -> None:
     """The test repeats the work many times. Each time, SIGKILL comes before another of the objects to be
     written.
     """
     place = tmp_path / "backups" if verb == "backup" else lake / "backups"
-    for step in range(0, 1_000, 2):
-        arguments = [lake / "lake", place, str(step)]
-        if verb == "restore":
-            arguments.append(tmp_path / "new")
-        done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=120)
-        assert done.returncode in (0, -signal.SIGKILL)
-        # the backup has its manifest, even if the process was killed
-        if verb == "backup" and dm.backups(place):
-            dm.restore(place, tmp_path / "tried", check=True)
-            break
-        if verb == "restore":
-            assert (tmp_path / "new").exists() == (done.returncode == 0)
-            assert len(list(tmp_path.iterdir())) == 1
-        if done.returncode == 0:
-            break
+    into = [tmp_path / "new"] if verb == "restore" else []
+    with dm.local(lake / "lake"):  # the instance stays open, because each start adds a record
+        for step in range(0, 1_000, 2):
+            code = forks.run(KILLED, lake / "lake", place, step, *into)
+            assert code in (0, -signal.SIGKILL)
+            # the backup has its manifest, even if the process was killed
+            if verb == "backup" and dm.backups(place):
+                dm.restore(place, tmp_path / "tried", check=True)
+                break
+            if verb == "restore":
+                assert (tmp_path / "new").exists() == (code == 0)
+                assert len(list(tmp_path.iterdir())) == 1
+            if code == 0:
+                break
     assert step > 5
     if verb == "backup":
         # the next backup removes the remains after a day; they do no harm until then

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pytest
 import dormouse as dm
 from dormouse.durability.backups import MANIFEST
 from dormouse.durability.erasing import EraseReport
+from tests.forks import Forks
 from tests.stored import query
 from tests.support.api import Instance
 
@@ -48,9 +48,13 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def killed(lake: Path, step: object, when: str) -> int:
-    arguments = [sys.executable, "-c", KILLED, str(lake), str(lake.parent / "backups"), str(step), when]
-    return subprocess.run(arguments, check=False, timeout=120).returncode
+Killed = Callable[[object, str], int]
+
+
+@pytest.fixture
+def killed(lake: Path, forks: Forks) -> Killed:
+    """Returns a function that backs the lake up in a process that dies at a step; returns its exit code."""
+    return lambda step, when: forks.run(KILLED, lake, lake.parent / "backups", step, when)
 
 
 def erased(lake: Path, key: int = 1) -> EraseReport:
@@ -73,8 +77,8 @@ def of_backups(report: EraseReport) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str) -> None:
-    assert killed(lake, MANIFEST, when) == -signal.SIGKILL
+def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, killed: Killed, when: str) -> None:
+    assert killed(MANIFEST, when) == -signal.SIGKILL
     place = lake.parent / "backups"
     whole = [one.name for one in dm.backups(place)]
     assert len(whole) == (when == "after")
@@ -91,10 +95,10 @@ def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str)
 
 
 @pytest.mark.slow
-def test_a_backup_killed_at_any_step_is_named_if_it_left_files(lake: Path) -> None:
+def test_a_backup_killed_at_any_step_is_named_if_it_left_files(lake: Path, killed: Killed) -> None:
     place = lake.parent / "backups"
     for step in range(0, 1_000, 5):
-        ended = killed(lake, step, "after")
+        ended = killed(step, "after")
         left = {path.name for path in place.iterdir() if not path.name.startswith(".")}
         named = of_backups(erased(lake))
         # a backup that was not recorded yet has no files

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from tests.forks import Forks
 from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG)])
@@ -39,12 +37,11 @@ STEPS = [
     ("state.files.deletions:Erasure", "finish", "before"),
     ("state.files.deletions:Erasure", "finish", "after"),
 ]
-FORKS = """
-import json, os, signal, sys
+ERASE = """
+import os, signal, sys
 from importlib import import_module
 import dormouse as dm
-import dormouse.api.instance, dormouse.api.table, dormouse.durability.erasing, dormouse.reading.scan_session
-import dormouse.objects.store, dormouse.writing.compaction_job, dormouse.reading.executor
+import dormouse.durability.erasing
 
 def kills(where, name, when):
     module, _, kind = where.partition(":")
@@ -61,45 +58,19 @@ def kills(where, name, when):
     if owner is not erasing and hasattr(erasing, name):
         setattr(erasing, name, dies)
 
-for line in sys.stdin:
-    dsn, objects, table, *step = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        done = 1
-        try:
-            if step:
-                kills(*step)
-            with dm.connect(dsn, objects) as instance:
-                instance.table(table).erase({"person": 3}, wait_seconds=0.0, abandon_writers=True)
-            done = 0
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(done)
-    print(os.waitpid(child, 0)[1], flush=True)
+dsn, objects, table, *step = sys.argv[1:]
+if step:
+    kills(*step)
+with dm.connect(dsn, objects) as instance:
+    instance.table(table).erase({"person": 3}, wait_seconds=0.0, abandon_writers=True)
 """
 Erases = Callable[..., int]
 
 
 @pytest.fixture
-def erases(dsn: str, tmp_path: Path) -> Iterator[Erases]:
-    """Yields a function that erases in another process, which dies at a given step; returns its exit code."""
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def run(table: Table, *step: str) -> int:
-            print(
-                json.dumps([dsn, f"file://{tmp_path}/objects", table.name, *step]),
-                file=process.stdin,
-                flush=True,
-            )
-            return int(process.stdout.readline())
-
-        yield run
-        process.stdin.close()
+def erases(forks: Forks, dsn: str, tmp_path: Path) -> Erases:
+    """Returns a function that erases in a process that dies at a given step, and returns its exit code."""
+    return lambda table, *step: forks.run(ERASE, dsn, f"file://{tmp_path}/objects", table.name, *step)
 
 
 def made(instance: Instance, name: str) -> Table:
@@ -139,7 +110,7 @@ def test_an_erasure_killed_at_each_step_in_turn_is_completed(
 ) -> None:
     table = made(instance, "t")
     for step in STEPS[1::3]:
-        assert erases(table, *step) == signal.SIGKILL, step
+        assert erases(table, *step) == -signal.SIGKILL, step
         check(instance, table, tmp_path, begun=True)
     assert erases(table) == 0
     check(instance, table, tmp_path, begun=True)
@@ -155,7 +126,7 @@ def test_an_erasure_killed_at_one_step_is_completed(
     instance: Instance, erases: Erases, tmp_path: Path, step: tuple[str, str, str]
 ) -> None:
     table = made(instance, "t")
-    assert erases(table, *step) == signal.SIGKILL
+    assert erases(table, *step) == -signal.SIGKILL
     check(instance, table, tmp_path, begun=step[1:] != ("begin_erasure", "before"))
     assert erases(table) == 0
     check(instance, table, tmp_path, begun=True)

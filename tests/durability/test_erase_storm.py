@@ -22,7 +22,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import QueryOvertaken
-from tests.storming import Workers
+from tests.storming import STORM_SECONDS, Workers
 from tests.support.api import Table
 
 WORKER = dedent("""
@@ -217,7 +217,7 @@ def _names_in(path: Path) -> list[str]:
         return []  # the file was deleted, or is being written
 
 
-def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: int, *, kills: bool) -> None:
+def storm(dsn: str, folder: Path, roles: list[str], erasures: int) -> None:
     objects, rng = (folder / "objects").as_uri(), random.Random(27)
     properties = dm.TableProperties(
         compaction_strategy="basic",
@@ -235,7 +235,7 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: in
             check_read(table, number % 2, folder)
             check_files(folder)
 
-        workers.storm(turn, seconds, lambda: _erased(folder) >= erasures, rng if kills else None)
+        workers.storm(turn, 2 * STORM_SECONDS, lambda: _erased(folder) >= erasures, rng)
         found = sorted(read(table, 0))
         while table.compact(engine="local").jobs_run:
             assert sorted(read(table, 1)) == found
@@ -252,11 +252,6 @@ def _erased(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_erased_rows_stay_away_and_all_others_stay_in_a_short_storm(dsn: str, tmp_path: Path) -> None:
-    storm(dsn, tmp_path, ["ingest 0", "erase 0", "delete 1", "compact", "split"], 3, 3, kills=False)
-
-
-@pytest.mark.slow
-def test_erased_rows_stay_away_and_all_others_stay_in_a_long_storm(dsn: str, tmp_path: Path) -> None:
+def test_erased_rows_stay_away_and_all_others_stay_in_a_storm(dsn: str, tmp_path: Path) -> None:
     roles = ["ingest 0", "ingest 1", "edit", "erase 0", "erase 1", "delete 2", "compact", "split", "collect"]
-    storm(dsn, tmp_path, roles, 40, 3, kills=True)
+    storm(dsn, tmp_path, roles, erasures=3)

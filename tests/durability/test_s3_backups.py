@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +16,7 @@ from dormouse.durability import backups
 from dormouse.embedded.postgres import base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
 from dormouse.reading import checked_files
+from tests.forks import Forks
 from tests.standard import OF_NAMES
 from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
@@ -189,7 +188,7 @@ with dm.local(sys.argv[1]) as instance:
 @pytest.mark.objects
 @pytest.mark.slow
 def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL comes before every third object, in a full backup and in an incremental one."""
     with dm.local(tmp_path / "lake") as instance:  # the instance stays open, because each start adds a record
@@ -197,12 +196,11 @@ def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
         before = answers(instance)
         for whole in (0, 1):
             for step in range(0, 100, 3):
-                arguments = [str(tmp_path / "lake"), bucket, str(step)]
-                done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=300)
-                assert len(dm.backups(bucket)) == whole + (done.returncode == 0)
-                if done.returncode == 0:
+                code = forks.run(KILLED, tmp_path / "lake", bucket, step)
+                assert len(dm.backups(bucket)) == whole + (code == 0)
+                if code == 0:
                     break
-                assert done.returncode == -signal.SIGKILL
+                assert code == -signal.SIGKILL
             assert step > 9
     for number, one in enumerate(dm.backups(bucket)):
         assert restored_answers(bucket, tmp_path / f"new{number}", one.name) == before

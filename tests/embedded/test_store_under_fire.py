@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, WriteAttem
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
 """The server settings with which data survives the death of every process, but not a power cut."""
 WORKERS_PER_TABLE = 2
+KILLS = 100
 
 
 @pytest.fixture
@@ -141,19 +142,10 @@ def own_files(worker: int) -> set[str]:
 
 
 @pytest.mark.slow
-def test_killed_workers_leave_no_commit_half_applied(folder: Path) -> None:
-    kill_workers(folder, seed=1, kills=18)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_many_killed_workers_leave_no_commit_half_applied(folder: Path, seed: int) -> None:
-    kill_workers(folder, seed, kills=100)
-
-
-def kill_workers(folder: Path, seed: int, kills: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_workers_leave_no_commit_half_applied(folder: Path, seed: int) -> None:
     """Kills workers at random. Their successors repeat all work, with the same commit ids."""
-    dice = random.Random(seed)
+    dice, kills = random.Random(seed), KILLS
     with ExitStack() as stack:
         field = Battlefield(folder, stack)
         while field.remaining:
@@ -168,25 +160,14 @@ def kill_workers(folder: Path, seed: int, kills: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.few(1)
-@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
-def test_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, how: signal.Signals) -> None:
-    restart_server(folder, [how] * 2, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_many_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, seed: int) -> None:
-    dice = random.Random(seed)
-    restart_server(folder, dice.choices([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL], k=6), seed)
-
-
-def restart_server(folder: Path, how: Sequence[signal.Signals], seed: int) -> None:
-    """Restarts the server once with each of the signals.
+@pytest.mark.parametrize("seed", range(3))
+def test_restarts_of_the_server_lose_and_repeat_no_commit(folder: Path, seed: int) -> None:
+    """Restarts the server twice with each signal.
 
     An orderly shutdown sends a message to each session; an immediate one is a crash.
     """
     dice = random.Random(seed)
+    how = dice.sample([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL] * 2, 6)
     with ExitStack() as stack:
         field = Battlefield(folder, stack)
         # the first connection of a worker does not wait for a server that is not running

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
+
+from tests.parsed import statements
 
 TESTS = Path(__file__).parents[1]
 SUPPORT = TESTS / "support"
 
-
-def statements(path: Path) -> Iterator[ast.AST]:
-    """Yields the statements of a file, without their expressions, which are most of a tree."""
-    pending: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
-    while pending:
-        yield (node := pending.pop())
-        for block in ("body", "orelse", "handlers", "finalbody", "cases"):
-            below = getattr(node, block, ())
-            pending += below if isinstance(below, list) else ()
+pytestmark = pytest.mark.usefixtures("trees_stay")
 
 
 @cache
 def imports(path: Path) -> frozenset[tuple[str, str]]:
     """Returns the module and the name of each import in a file."""
-    parsed = statements(path)
-    froms = [node for node in parsed if isinstance(node, ast.ImportFrom)]
+    froms = [node for node, _, _ in statements(path) if isinstance(node, ast.ImportFrom)]
     return frozenset((node.module or "", one.name) for node in froms for one in node.names)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
+from tests.parsed import statements, tree
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dormouse"
+
+pytestmark = pytest.mark.usefixtures("trees_stay")
 
 PICTURE = re.search(
     r"^## The house\n.*?```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.S | re.M
@@ -96,46 +100,6 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for path in python_files("dormouse")}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _trees_stay() -> Iterator[None]:
-    """Disables the garbage collector during the tests.
-
-    It would traverse all syntax trees repeatedly and free nothing.
-    """
-    gc.disable()
-    yield
-    tree.cache_clear()
-    statements.cache_clear()
-    gc.enable()
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
-
-
-@cache
-def statements(path: Path) -> tuple[tuple[ast.AST, bool, bool], ...]:
-    """Returns each statement of a file with two flags.
-
-    The first flag says that the statement runs only when a function is called. The second says that only type
-    checkers read the statement.
-    """
-    found = []
-    pending: list[tuple[ast.AST, bool, bool]] = [(tree(path), False, False)]
-    while pending:
-        node, late, typing = pending.pop()
-        found.append((node, late, typing))
-        late = late or isinstance(node, ast.FunctionDef)
-        typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        pending += [
-            (child, late, typing)
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case))
-        ]
-    return tuple(found)
 
 
 @cache
@@ -253,6 +217,7 @@ def test_only_settings_and_rooms_that_start_processes_read_the_environment() -> 
     readers = {
         own_part(path)
         for path in MODULES.values()
+        if re.search("environ|getenv", path.read_text("utf-8"))
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
@@ -328,8 +293,8 @@ def test_every_module_is_imported_by_another() -> None:
     """A module that only tests import is a fault. Entry points and modules started by their name are
     allowed.
     """
-    named = {
-        (path, f"{name}.")
+    alive = {
+        module
         for path in (
             *MODULES.values(),
             *python_files("lambdas", "stacks", "pyspark_dormouse"),
@@ -337,11 +302,8 @@ def test_every_module_is_imported_by_another() -> None:
         )
         for name in (*(name for name, _ in imports(path)), *strings(path))
         if name.startswith("dormouse.")
-    }
-    alive = {
-        module
-        for module, own in MODULES.items()
-        if any(path != own and name.startswith(f"{module}.") for path, name in named)
+        for module in accumulate(name.split("."), "{}.{}".format)
+        if MODULES.get(module, path) != path
     }
     program = MODULES["dormouse.cli.program"]  # imports the modules of commands by name
     alive |= {f"dormouse.cli.{name}" for name in strings(program)}
@@ -369,23 +331,29 @@ def test_every_query_is_used() -> None:
 
 
 @cache
-def strings(path: Path) -> frozenset[str]:
-    nodes = ast.walk(tree(path))
-    return frozenset(
-        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+def all_strings(path: Path) -> tuple[frozenset[str], tuple[ast.JoinedStr, ...]]:
+    """Returns the strings and the f-strings of a file."""
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, (ast.Constant, ast.JoinedStr))]
+    constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return (
+        frozenset(value for value in constants if isinstance(value, str)),
+        tuple(node for node in nodes if isinstance(node, ast.JoinedStr)),
     )
+
+
+def strings(path: Path) -> frozenset[str]:
+    return all_strings(path)[0]
 
 
 @cache
 def names_in_strings(path: Path) -> frozenset[str]:
     """Returns patterns of the names in a file's strings. A variable part of an f-string matches any text."""
     patterns = {re.escape(text) for text in strings(path) if text.isidentifier()}
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
-            words = [str(part) for part in parts if part is not None]
-            if all(word.isidentifier() for word in words) and max(map(len, words), default=0) > 3:
-                patterns.add("".join(r"\w+" if part is None else re.escape(str(part)) for part in parts))
+    for node in all_strings(path)[1]:
+        parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+        words = [str(part) for part in parts if part is not None]
+        if all(word.isidentifier() for word in words) and max(map(len, words), default=0) > 3:
+            patterns.add("".join(r"\w+" if part is None else re.escape(str(part)) for part in parts))
     return frozenset(patterns)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.parsed import forget
 from tests.words import faults, texts
+
+pytestmark = pytest.mark.usefixtures("trees_stay")
 
 ROOT = Path(__file__).parents[2]
 PLACES = (
@@ -21,6 +25,13 @@ FIXED = (
     "tests/house/test_words.py",
 )
 """Files that are not checked: released migrations, which never change, and the lists of banned words."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_forgotten() -> Iterator[None]:
+    """Frees the syntax trees after the last module that reads those of all files."""
+    yield
+    forget()
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -41,3 +52,6 @@ def test_a_riddle_is_found(tmp_path: Path) -> None:
     )
     rules = {fault.rule for fault in faults(path)}
     assert rules == {"opening", "name", "for ever", "whoever"}
+    path = tmp_path / "divided.py"
+    path.write_text('wait(\n    "for "\n    "ever and a day"\n)\n')
+    assert [fault.rule for fault in faults(path)] == ["for ever"]

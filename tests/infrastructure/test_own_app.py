@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from dormouse.errors import InvalidInput
+from packages import Architecture
 from setup import NAME, make_cdk
 from stacks.build import main as build_main
 from tests.assembly import CONFIGURATIONS, ROOT, Assembly, by_part, settings
@@ -269,13 +270,17 @@ def test_a_part_that_cannot_be_built_is_one_line(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_the_installed_wheel_builds_the_packages_of_a_deploy(site: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_builds_the_packages_of_a_deploy(
+    site: Path, built_lambdas: Callable[[Architecture], Path], tmp_path: Path
+) -> None:
     """The packages equal those that the checkout builds. The app then uses them in place of placeholders."""
     done = python(site, tmp_path, "-m", "dormouse_cdk.build", "lambdas", "query-image")
     assert done.returncode == 0, done.stderr
-    assert build_main(["lambdas", "query-image", "--into", str(tmp_path / "ours")]) == 0
-    for one in ("lambdas/commit-arm64", "lambdas/pause-arm64", "query-image"):
-        assert contents(tmp_path / "build" / one) == contents(tmp_path / "ours" / one)
+    assert build_main(["query-image", "--into", str(tmp_path / "ours")]) == 0
+    lambdas = ("lambdas/commit-arm64", "lambdas/pause-arm64")
+    ours = {**dict.fromkeys(lambdas, built_lambdas("arm64")), "query-image": tmp_path / "ours"}
+    for one, folder in ours.items():
+        assert contents(tmp_path / "build" / one) == contents(folder / one)
     done = python(site, tmp_path, str(EXAMPLE / "app.py"), CDK_OUTDIR=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     [stage] = (tmp_path / "out").glob("assembly-*")

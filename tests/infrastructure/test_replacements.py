@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, get_args
 
-import cfnlint
 import pytest
 from pydantic import BaseModel
 
@@ -19,7 +19,7 @@ from dormouse.settings.deployment import DeploymentSettings
 from tests.assembly import EXISTING_VPC, Assembly, synthesize
 from tests.support.settings import parse
 
-SCHEMAS = Path(cfnlint.__file__).parent / "data/schemas"
+SCHEMAS = Path(str(distribution("cfn-lint").locate_file("cfnlint/data/schemas")))
 ARN = "arn:aws:{}:eu-central-1:123456789012:{}"
 UUID = "12345678-1234-1234-1234-12345678901"
 IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tools/dormouse:1.0"

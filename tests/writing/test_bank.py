@@ -14,15 +14,13 @@ import pytest
 from dormouse.errors import CutExpired
 from tests import bank
 from tests.small_tables import clock
-from tests.storming import Workers
+from tests.storming import STORM_SECONDS, Workers
 from tests.support.api import connect
 from tests.support.state import LAYOUTS
 
 
-def storm(
-    dsn: str, folder: Path, layout: str, transferring: int, seconds: float, least: int, **properties: Any
-) -> None:
-    """Runs the bank for some seconds, or longer until `least` transfers were acknowledged."""
+def storm(dsn: str, folder: Path, layout: str, transferring: int, least: int, **properties: Any) -> None:
+    """Runs the bank for STORM_SECONDS, or longer until `least` transfers were acknowledged."""
     objects = (folder / "objects").as_uri()
     with connect(dsn, objects) as instance:
         bank.open_bank(instance, layout, **properties)
@@ -45,7 +43,7 @@ def storm(
             assert known <= ledger.keys()
 
         enough = lambda: len(bank.acknowledged(folder)) >= least  # noqa: E731
-        workers.storm(turn, seconds, enough, random.Random(59))
+        workers.storm(turn, STORM_SECONDS, enough, random.Random(59))
         balances, ledger = bank.read(instance)
         bank.check(balances, ledger)
         acknowledged = bank.acknowledged(folder)
@@ -67,7 +65,7 @@ def storm(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "inline_bytes_max"), [*zip(LAYOUTS, (65_536, 0, 65_536), strict=True)])
-def test_no_money_is_lost_in_a_long_storm_of_eight_processes(
+def test_no_money_is_lost_in_a_storm_of_eight_processes(
     dsn: str, tmp_path: Path, layout: str, inline_bytes_max: int
 ) -> None:
-    storm(dsn, tmp_path, layout, 8, 20, least=40, inline_bytes_max=inline_bytes_max)
+    storm(dsn, tmp_path, layout, 8, least=40, inline_bytes_max=inline_bytes_max)

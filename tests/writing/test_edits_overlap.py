@@ -119,11 +119,11 @@ def overlapping(
 
 @pytest.mark.parametrize("outer", sampled([*CHANGES], 6))
 @pytest.mark.parametrize("inner", sampled([*CHANGES][3:] + [*CHANGES][:3], 6))
-@pytest.mark.parametrize("keep", ["newest_row", "every_row"])
-def test_transactions_that_overlap_have_an_order(
-    instance: Instance, outer: str, inner: str, keep: str
-) -> None:
-    both = CHANGES[outer], CHANGES[inner]
+def test_transactions_that_overlap_have_an_order(instance: Instance, outer: str, inner: str) -> None:
+    """Each two changes meet on both kinds of tables: on one kind, the first change is the outer one."""
+    both, names = (CHANGES[outer], CHANGES[inner]), [*CHANGES]
+    is_keyed = names.index(outer) < names.index(inner) or (outer == inner and names.index(outer) % 2)
+    keep = "newest_row" if is_keyed else "every_row"
     allowed = [one_after_the_other(instance, keep, *order) for order in (both, both[::-1])]
     for ends_inside in (True, False):
         found = overlapping(instance, keep, *both, ends_inside=ends_inside)

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from packages import LAMBDA, Architecture, Runtime, interpreter, pins
 from query_image import build as image
 from tests.aws.schedules.test_commit_lambda import record
 from tests.binaries import lacking
+from tests.built import copy_sources
 from tests.commits import add
 from tests.standard import OF_KEYS
 
@@ -37,27 +38,10 @@ def python() -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a copy of the sources, which no editor changes while the tests run."""
-    root = tmp_path_factory.mktemp("root")
-    copy_sources(ROOT, root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def target(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yields the folder of packages built for this machine's processor."""
-    folder = tmp_path_factory.mktemp("built")
-    assert build.build(root, folder, native())
-    yield folder / "lambdas"
-    shutil.rmtree(folder)
-
-
-def copy_sources(source: Path, target: Path) -> None:
-    for folder in ("dormouse", "lambdas"):
-        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(source / "requirements.txt", target)
+@pytest.fixture
+def target(built_lambdas: Callable[[Architecture], Path]) -> Path:
+    """Returns the folder of packages built for this machine's processor."""
+    return built_lambdas(native()) / "lambdas"
 
 
 def package(target: Path, name: str) -> Path:
@@ -157,14 +141,16 @@ def answers(name: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_each_package_has_exactly_the_modules_that_it_needs(root: Path, target: Path) -> None:
+def test_each_package_has_exactly_the_modules_that_it_needs(lambda_sources: Path, target: Path) -> None:
     for name in KINDS["database"]:
         folder = package(target, name)
         modules = {path.stem for path in (folder / "lambdas").glob("*.py")}
         assert modules == {"__init__", "services", "database", name, *answers(name)}
         for wanted in ("postgres/rds-ca-bundle.pem", "state/files/store.sql", "postgres/roles.sql"):
             assert (folder / "dormouse" / wanted).is_file()
-        migrations = sorted(path.name for path in (root / "dormouse/postgres/migrations").glob("*.sql"))
+        migrations = sorted(
+            path.name for path in (lambda_sources / "dormouse/postgres/migrations").glob("*.sql")
+        )
         packed = sorted(path.name for path in (folder / "dormouse/postgres/migrations").iterdir())
         assert packed == migrations
     for name in KINDS["calls"]:
@@ -200,9 +186,9 @@ def test_every_module_is_compiled_for_the_python_of_the_lambdas(python: Path, ta
 
 
 @pytest.mark.slow
-def test_two_builds_have_the_same_bytes(root: Path, target: Path, tmp_path: Path) -> None:
+def test_two_builds_have_the_same_bytes(lambda_sources: Path, target: Path, tmp_path: Path) -> None:
     """The second build uses another folder and another time, and downloads the libraries again."""
-    copy_sources(root, tmp_path / "elsewhere")
+    copy_sources(lambda_sources, tmp_path / "elsewhere")
     assert build.build(tmp_path / "elsewhere", tmp_path, native())
     for name in PACKAGES:
         assert fingerprint(package(tmp_path / "lambdas", name)) == fingerprint(package(target, name))
@@ -210,11 +196,11 @@ def test_two_builds_have_the_same_bytes(root: Path, target: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_packages_are_rebuilt_only_after_a_change(
-    root: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lambda_sources: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_sources(root, tmp_path / "root")
+    copy_sources(lambda_sources, tmp_path / "root")
     root = tmp_path / "root"
-    shutil.copytree(target.parent, tmp_path / "build")
+    shutil.copytree(target.parent, tmp_path / "build", copy_function=os.link)
     monkeypatch.setattr("packages.install", None)  # a download would now fail
     assert not build.build(root, tmp_path / "build", native())
     garbage = package(tmp_path / "build/lambdas", "garbage")
@@ -229,12 +215,10 @@ def test_packages_are_rebuilt_only_after_a_change(
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["arm64", "x86_64"])
 def test_the_runtime_has_the_libraries_that_binaries_need(
-    architecture: Architecture, root: Path, target: Path, tmp_path: Path
+    architecture: Architecture, built_lambdas: Callable[[Architecture], Path]
 ) -> None:
     """Checks that the runtime has the libraries of the binaries, with the symbol versions that they need."""
-    if architecture != native():
-        assert build.build(root, tmp_path, architecture)
-        target = tmp_path / "lambdas"
+    target = built_lambdas(architecture) / "lambdas"
     for name in PACKAGES:
         assert list(lacking(target / f"{name}-{architecture}", architecture)) == []
 

@@ -25,7 +25,7 @@ from tests.support.model import Cut
 from tests.support.state import LAYOUTS
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
-EXAMPLES, STEPS = 3, 20
+EXAMPLES, STEPS = 8, 50
 _numbers = itertools.count()
 
 
@@ -180,11 +180,6 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.slow
-def test_a_history_equals_the_naive_model(instance: Instance) -> None:
-    run_machine(HistoryMachine, instance, "file_table", EXAMPLES, STEPS)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_history_equals_the_naive_model_in_many_runs(instance: Instance, layout: str) -> None:
-    run_machine(HistoryMachine, instance, layout, 8, 50)
+def test_a_history_equals_the_naive_model(instance: Instance, layout: str) -> None:
+    run_machine(HistoryMachine, instance, layout, EXAMPLES, STEPS)

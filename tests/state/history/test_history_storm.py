@@ -24,10 +24,11 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import CutExpired
+from tests.storming import STORM_SECONDS
 from tests.support.api import Table
 from tests.support.state import LAYOUTS
 
-SECONDS = dict.fromkeys(LAYOUTS, 20) | {"file_table": 60}
+SECONDS = dict.fromkeys(LAYOUTS, STORM_SECONDS) | {"file_table": 3 * STORM_SECONDS}
 PATIENCE_SECONDS = 600
 CUTS, WRITERS, ROWS = 5, 3, 20
 UPKEEP = ("split", "merge", "compact", "compact", "collect")

@@ -18,7 +18,7 @@ from tests.support.api import Instance
 from tests.support.state import LAYOUTS
 from tests.writing.test_deletes_model import DeletesMachine, Row
 
-EXAMPLES, STEPS = 4, 25
+EXAMPLES, STEPS = 8, 50
 
 
 def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
@@ -111,10 +111,4 @@ class RestoresMachine(DeletesMachine):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_changes_describe_restores(instance: Instance, layout: str) -> None:
-    run_machine(RestoresMachine, instance, layout, EXAMPLES // 2, STEPS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_describe_restores_in_many_runs(instance: Instance, layout: str) -> None:
-    run_machine(RestoresMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)
+    run_machine(RestoresMachine, instance, layout, EXAMPLES, STEPS)
