@@ -104,6 +104,35 @@ def test_an_ingest_id_is_applied_once(table: Table) -> None:
     assert keys_of(table) == [1]
 
 
+def test_files_of_a_table_keep_their_encodings_for_a_minute(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not beyond, and not for other tables, other numbers of rows or other properties."""
+    tried: list[int] = []
+    like = inlining.FileShape.like
+
+    def counted(first: pa.Table, *given: Any) -> Any:
+        tried.append(first.num_rows)
+        return like(first, *given)
+
+    monkeypatch.setattr(inlining.FileShape, "like", staticmethod(counted))
+    one, other = new_table(instance), new_table(instance, name="other")
+
+    def add(to: Table, count: int) -> list[int]:
+        before, known = len(tried), len(keys_of(to))
+        assert to.ingest(rows(*range(known, known + count))).files == 1
+        assert keys_of(to) == [*range(known + count)]
+        return tried[before:]
+
+    assert [add(one, count) for count in (1_100, 1_500, 3_000)] == [[1_100], [], [3_000]]
+    assert add(other, 1_100) == [1_100]
+    one.set_properties(bloom_filter_columns="value")
+    assert [add(one, 1_100) for _ in range(2)] == [[1_100], []]
+    monkeypatch.setattr(inlining, "SHAPE_SECONDS", -1.0)
+    assert add(other, 1_100) == [1_100]
+    assert not objects_of(one) and not objects_of(other)
+
+
 def test_large_files_and_tables_without_the_property_get_objects(table: Table) -> None:
     table.ingest(rows(*range(100_000)))
     assert table.context.store.inlined.total() == (0, 0)
