@@ -193,6 +193,8 @@ def check_columns(actual: pa.Schema, schema: Schema, *, has_all: bool = False) -
 
 def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
     """Raises `InvalidData` for columns that are missing, unknown to the schema, or duplicated."""
+    if tuple(names) == schema.names:
+        return
     present = set(names)
     doubled = next((name for name, count in Counter(names).items() if count > 1), None)
     if doubled is not None:
@@ -215,8 +217,12 @@ def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> N
 
 
 def _fit(column: Column, field: Field, first_row: int | None) -> Column:
-    _check_type(column.type, field)
     kind = arrow_type(field.type)
+    if not field.type.is_nested and column.type.equals(kind):  # almost always
+        _check_nulls(column, field, first_row)
+        _check_values(column, field)
+        return column
+    _check_type(column.type, field)
     try:
         fitted = required(_cast(column, relaxed(kind) if has_required(kind) else kind), kind)
     except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
@@ -371,6 +377,15 @@ def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
     """Returns an Arrow schema of the given fields, with the ids of the table's columns in their metadata."""
     numbered = zip(fields, schema.shape.columns, strict=True)
     return pa.schema([field.with_metadata(metadata_of(field.type, one)) for field, one in numbered])
+
+
+def file_schema(schema: Schema) -> pa.Schema:
+    """Returns the schema's columns as Arrow fields with their ids, as files have them."""
+    known: dict[str, Any] = schema.__dict__  # cached as in `arrow_schema`
+    if "_of_files" not in known:
+        known["_of_files"] = with_ids(arrow_schema(schema), schema)
+    found: pa.Schema = known["_of_files"]
+    return found
 
 
 def metadata_of(kind: pa.DataType, column: SchemaColumn) -> dict[str, str]:

@@ -76,6 +76,11 @@ class FileWithReferences:
     deletions_till: int | None = None
     content: bytes | None = field(default=None, repr=False)
 
+    @property
+    def placeless(self) -> FileWithReferences:
+        """The file with `deletions_till` None."""
+        return self if self.deletions_till is None else replace(self, deletions_till=None)
+
     def __post_init__(self) -> None:
         check_text("filename", self.filename, FILENAME_BYTES_MAX)
         object.__setattr__(self, "references", _references(self.filename, self.references))

@@ -29,8 +29,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import errors, generators, sql
-from psycopg.adapt import Dumper, PyFormat, Transformer
+from psycopg import abc, errors, generators, sql
+from psycopg.adapt import AdaptersMap, Dumper, PyFormat, Transformer
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
@@ -72,14 +72,13 @@ class Statement:
         if conn.prepare_threshold is None or not is_alone:
             return self.execute(conn, values).fetchall()
         given = self.given(values)
-        adapters = Transformer(conn)
+        adapters = _Prepared.of(conn).adapters
         buffers = adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
         try:
             result = _result(conn, (self.text(conn), adapters.types or ()), buffers, adapters.formats)
         except errors.InvalidSqlStatementName:  # see execute_each
             return self.execute(conn, values).fetchall()
-        adapters.set_pgresult(result)
-        return adapters.load_rows(0, result.ntuples, tuple)
+        return _rows(adapters, result)
 
     def given(self, values: Mapping[str, Any]) -> list[Any]:
         """Returns the values that the statement names, in the order of their numbers."""
@@ -308,12 +307,33 @@ Key = tuple[bytes, tuple[int, ...]]
 Answer = list[tuple[Any, ...]] | psycopg.Error
 
 
+@dataclass(slots=True)
+class _Context:
+    """The adapters of a connection without the connection, whose time zone is UTC and encoding UTF-8."""
+
+    adapters: AdaptersMap
+    connection: None = None
+
+
 @dataclass(slots=True, weakref_slot=True)
 class _Prepared:
-    """The prepared statements of a connection: their names on the server, oldest first."""
+    """The prepared statements of a connection: their names on the server, oldest first.
 
+    `adapters` converts their values and rows; it caches how. One statement after another uses it.
+    """
+
+    adapters: abc.Transformer
     names: dict[Key, bytes] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
+
+    @staticmethod
+    def of(conn: psycopg.Connection[Any]) -> _Prepared:
+        """Returns the statements of a connection."""
+        known = _prepared.get(conn)
+        if known is None:
+            # not of the connection itself, which would then never be freed
+            known = _prepared.setdefault(conn, _Prepared(Transformer(_Context(conn.adapters))))
+        return known
 
     def add(self, key: Key) -> tuple[bytes, bytes | None]:
         """Returns a new statement's name, and the name of the one that has to make room for it, if any."""
@@ -329,7 +349,7 @@ def _result(
     conn: psycopg.Connection[Any], key: Key, buffers: Sequence[Any], formats: Sequence[Format] | None
 ) -> PGresult:
     """Returns the result of a statement, which is prepared first if necessary. Raises the server's error."""
-    known = _prepared.get(conn) or _prepared.setdefault(conn, _Prepared())
+    known = _Prepared.of(conn)
     name = known.names.get(key)
     try:
         if name is None:
@@ -344,6 +364,14 @@ def _result(
     except errors.InvalidSqlStatementName:
         known.names.pop(key, None)
         raise
+
+
+def _rows(adapters: abc.Transformer, result: PGresult) -> list[tuple[Any, ...]]:
+    adapters.set_pgresult(result)
+    try:
+        return adapters.load_rows(0, result.ntuples, tuple)
+    finally:
+        adapters.set_pgresult(None)  # it may be large
 
 
 def _received(conn: psycopg.Connection[Any]) -> PGresult:
@@ -409,7 +437,8 @@ def _answers(conn: psycopg.Connection[Any], groups: Iterable[Iterable[Call]]) ->
         conn.pgconn.enter_pipeline_mode()
         pipeline = _Pipeline(conn)
         for calls in groups:
-            pipeline.exchange()
+            if pipeline.sent:
+                pipeline.exchange()
             pipeline.send(calls)
         pipeline.exchange(wait_for=pipeline.sent)
         conn.pgconn.exit_pipeline_mode()
@@ -433,8 +462,8 @@ class _Pipeline:
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
         self._pgconn = conn.pgconn
-        self._adapters = Transformer(conn)
-        self._prepared = _prepared.setdefault(conn, _Prepared())
+        self._prepared = _Prepared.of(conn)
+        self._adapters = self._prepared.adapters
         self._groups: list[_Group] = []
         self._answer: Answer = []
         self.sent = 0
@@ -479,8 +508,7 @@ class _Pipeline:
                 # prepared, and stays prepared whatever follows
                 self._groups[len(self.found)].preparing.pop(0)
             elif result.status == ExecStatus.TUPLES_OK:
-                self._adapters.set_pgresult(result)
-                self._answer = self._adapters.load_rows(0, result.ntuples, tuple)
+                self._answer = _rows(self._adapters, result)
             elif result.status == ExecStatus.FATAL_ERROR:
                 self._answer = errors.error_from_result(result)
 

@@ -8,7 +8,7 @@ knows no bundles.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_schema, exact, with_ids
+from dormouse.data.arrow_schema import exact, file_schema
 from dormouse.data.datafusion_session import sorted_session
 from dormouse.data.newest import first_of_keys
 from dormouse.errors import ObjectNotFound
@@ -87,7 +87,7 @@ _lock = process_lock()
 
 
 def bundled(
-    context: TableContext, scans: Sequence[Scan], referenced: Set[str], *, makes: bool = True
+    context: TableContext, scans: Sequence[Scan], referenced: Collection[str], *, makes: bool = True
 ) -> tuple[Scan, ...]:
     """Returns the scans of a group, in which those of many inlined files are replaced by that of a bundle.
 
@@ -107,7 +107,8 @@ def bundled(
     for (_, _, version), some in alike.items():
         if version != context.schema.version or not _are_many(some):
             continue
-        found = _bundle_of(context, some, referenced - {scan.filename for scan in some}, makes=makes)
+        others = frozenset(referenced) - {scan.filename for scan in some}
+        found = _bundle_of(context, some, others, makes=makes)
         here = set(map(id, some))
         apart = {scan.filename for scan in scans if id(scan) not in here}
         if found is not None and found.applied.keys().isdisjoint(apart):
@@ -241,7 +242,7 @@ def joined_rows(
     """
     from dormouse.data.leaf_sorter import sort_indices  # it loads the library of sketches
 
-    columns = with_ids(arrow_schema(schema), schema)
+    columns = file_schema(schema)
     tables = []
     for place in files:
         with pq.ParquetFile(pa.BufferReader(place) if isinstance(place, bytes) else place) as file:

@@ -104,11 +104,15 @@ def _query(
     at: Position | None,
 ) -> pa.RecordBatchReader:
     names = columns(context.schema) if callable(columns) else columns
-    return _rows_of(context, question(context.schema, where, names, limit), interruption, at)
+    checked = question(context.schema, where, names, limit)
+    schema = columns_of(context.schema, checked.columns)
+    return pa.RecordBatchReader.from_batches(schema, _rows_of(context, checked, interruption, at))
 
 
-def rows_of(context: TableContext, question: Question, ahead: Foreseen | None = None) -> pa.RecordBatchReader:
-    """Returns the rows that a question selects now, with the columns that it names.
+def rows_of(
+    context: TableContext, question: Question, ahead: Foreseen | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Returns the rows that a question selects now, with the columns that it names, in batches.
 
     `ahead` has the answer for the question's ranges, which is not of a row table. Raises `SchemaMoved` if the
     table has other columns, and the errors of `query`.
@@ -122,7 +126,7 @@ def _rows_of(
     interruption: Interruption,
     at: Position | None,
     ahead: Foreseen | None = None,
-) -> pa.RecordBatchReader:
+) -> Iterator[pa.RecordBatch]:
     read, wanted = read_from(context, checked)
     moment = Moment(read.schema)
     groups = plan_query(read, checked.ranges, moment, at=at, bundles=True, ahead=ahead)
@@ -138,10 +142,7 @@ def _rows_of(
         rows = wanted_of(context, checked, execution.rows(groups))
         found = batches_ahead(rows, interruption.set)
     names = schema.names
-    batches = (
-        exact(batch if batch.schema.names == names else batch.select(names), schema) for batch in found
-    )
-    return pa.RecordBatchReader.from_batches(schema, batches)
+    return (exact(batch if batch.schema.names == names else batch.select(names), schema) for batch in found)
 
 
 def is_of_one_key(schema: Schema, question: Question) -> bool:

@@ -22,7 +22,7 @@ from dormouse.model.locks import process_lock
 from dormouse.model.region import KeyRanges
 from dormouse.reading.where import corners_of
 from dormouse.state.context import TableContext
-from dormouse.state.files.facts import KnownPlan, PlannedRows
+from dormouse.state.files.facts import KnownPlan, Names, PlannedRows
 
 PLAN_CONTENT_BYTES_MAX = 1024 * 1024
 """The most bytes of inlined files that come with a plan. Other files are read by another query."""
@@ -114,8 +114,9 @@ class _Remembered:
         return self if few else _Remembered(self.snapshot, None, _Sorted(()))
 
     @cached_property
-    def inlined(self) -> frozenset[str]:
-        return self.sorted.inlined.union(row[1] for row in self.recent if is_inlined(row[1]))
+    def inlined(self) -> Names:
+        recent = frozenset(row[1] for row in self.recent if is_inlined(row[1]))
+        return Names((self.sorted.inlined, recent))
 
     @cached_property
     def is_plain(self) -> bool:
@@ -127,13 +128,16 @@ class _Remembered:
         if bounds is None:
             return [*self.sorted.all, *self.recent]
         lowest, highest = bounds
-        recent = (
-            row
-            for row in self.recent
-            if not _has_bounds(row)
-            or (row[5] >= lowest and (row[4] <= highest or row[4].startswith(highest)))
-        )
-        return [*self.sorted.within(lowest, highest), *recent]
+        found = list(self.sorted.within(lowest, highest))
+        for row in self.recent:
+            low, high = row[4:6]
+            if (
+                low is None
+                or high is None
+                or (high >= lowest and (low <= highest or low.startswith(highest)))
+            ):
+                found.append(row)
+        return found
 
     def later(self, snapshot: str, state: str | None, added: Sequence[_Reference]) -> _Remembered:
         """Returns the references of a later plan, to which some were added."""

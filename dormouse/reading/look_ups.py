@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, cast
 
@@ -70,7 +71,8 @@ def looked_up(
         if found is None:
             return None
         batches += look_up.without_gone(scan, found)
-    return look_up.newest(batches, are_sorted=len(batches) <= 1)
+    is_one = all(len(key) == len(schema.row_keys) for key in keys)
+    return look_up.newest(batches, are_sorted=len(batches) <= 1, are_of_one_key=is_one)
 
 
 def list_looked_up(
@@ -187,9 +189,14 @@ class _LookUp:
         """Returns rows of several files."""
         return pa.Table.from_batches([exact(batch, self._alike) for batch in batches], self._alike)
 
-    def newest(self, batches: list[pa.RecordBatch], *, are_sorted: bool) -> list[pa.RecordBatch]:
+    def newest(
+        self, batches: list[pa.RecordBatch], *, are_sorted: bool, are_of_one_key: bool = False
+    ) -> list[pa.RecordBatch]:
         """Returns the rows in key order; of a keyed table the newest of each key, without marks."""
         schema, newest_by = self._schema, self._newest_by
+        if newest_by and are_of_one_key and all(batch.num_rows == 1 for batch in batches):
+            with suppress(ValueError, OverflowError):  # times that Python cannot hold
+                batches, are_sorted = [max(batches, key=self._place)] if len(batches) > 1 else batches, True
         if not are_sorted:
             order = [(name, "ascending") for name in schema.key_names]
             order += [(name, "descending") for name in newest_by]
@@ -200,6 +207,10 @@ class _LookUp:
                 batches = list(first_of_keys(batches, schema.row_key_names))
             batches = [batch.filter(pc.is_null(batch.column(DELETED_AT))) for batch in batches]
         return [batch.select(self._wanted) for batch in batches]
+
+    def _place(self, row: pa.RecordBatch) -> list[Any]:
+        """Returns the values by which a row is newer than others of its key."""
+        return [row.column(name)[0].as_py() for name in self._newest_by]
 
 
 def _left(schema: Schema, deletions: Sequence[Deletion], rows: pa.Table) -> pa.RecordBatch:

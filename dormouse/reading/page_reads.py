@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as _is
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.model.types import INT, LONG, Field
@@ -80,28 +79,32 @@ def rows_of(
     damaged, or has a size other than `byte_count`: the engine's reader then raises the error.
     """
     try:
-        wanted = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
         with opened(store, name, byte_count, content) as source:
-            if (whole := KEPT.whole(source)) is not None:
-                at = _places({name: whole[name] for name in wanted}, wanted)
-                if not len(at):
-                    return []
-                found = whole.select(columns)
-                return [found if len(at) == len(found) else found.take(pa.array(at))]
-            return _Lookup(KEPT.file(source), source, next(iter(key)), wanted, columns, is_likely).rows()
+            if (whole := KEPT.whole(source)) is None:
+                return _Lookup(KEPT.file(source), source, key, columns, is_likely).rows()
+            start, end = _span(whole.schema.names, whole.columns, key)
+            if start == end:
+                return []
+            found = [whole.column(name) for name in columns]
+            if end - start < len(whole):  # copied, since a slice would keep the whole file in memory
+                found = [pa.concat_arrays([column.slice(start, end - start)]) for column in found]
+            return [pa.RecordBatch.from_arrays(found, names=columns)]
     except Exception:  # the numbers in a damaged file can be anything, and cause any error
         return None
 
 
-def _places(keys: Mapping[str, pa.Array], wanted: Mapping[str, pa.Scalar]) -> np.ndarray[Any, Any]:
-    """Returns the numbers of the rows that have the wanted value of each key; the rows are sorted by them."""
-    (first, number), *others = wanted.items()
-    if not others and _is.is_integer(number.type):
-        values = keys[first].to_numpy()
-        ends = (int(values.searchsorted(number.as_py(), side)) for side in ("left", "right"))
-        return np.arange(*ends)
-    alike = (pc.equal(keys[name], value) for name, value in wanted.items())
-    return np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
+def _span(names: Sequence[str], columns: Sequence[pa.Array], key: Mapping[Field, Any]) -> Rows:
+    """Returns the rows of columns that have the wanted value of each key. They are sorted by the keys."""
+    (first, number), *others = key.items()
+    if not others and first.type in (INT, LONG):
+        values = columns[names.index(first.name)].to_numpy()
+        return Rows(int(values.searchsorted(number)), int(values.searchsorted(number, "right")))
+    alike = (
+        pc.equal(columns[names.index(one.name)], pa.scalar(value, arrow_type(one.type)))
+        for one, value in key.items()
+    )
+    places = np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
+    return Rows(int(places[0]), int(places[-1]) + 1) if len(places) else Rows(0, 0)
 
 
 class KeyBounds(NamedTuple):
@@ -160,14 +163,15 @@ class _Lookup(FilePages):
         self,
         file: KnownFile,
         source: OpenFile,
-        first: Field,
-        key: Mapping[str, pa.Scalar],
+        key: Mapping[Field, Any],
         columns: Sequence[str],
         is_likely: bool,
     ) -> None:
-        super().__init__(file, source, first, key)
+        first, value = next(iter(key.items()))
+        self._names = [one.name for one in key]
+        super().__init__(file, source, first, self._names)
         self._columns, self._key, self._is_likely = columns, key, is_likely
-        self._wanted = as_in_index(first, key[first.name])
+        self._wanted = as_in_index(first, pa.scalar(value, arrow_type(first.type)))
 
     def rows(self) -> list[pa.RecordBatch]:
         wanted = self._wanted
@@ -180,23 +184,23 @@ class _Lookup(FilePages):
         candidates = self._candidates(number)
         if candidates is None:
             return None
-        chunks, names = self._file.groups[number].chunks, list(self._key)
-        others = [name for name in self._columns if name not in self._key]
+        chunks, names = self._file.groups[number].chunks, list(self._names)
+        others = [name for name in self._columns if name not in self._names]
         is_one_read = self._is_likely or self._source.is_far
         data = self._fetched(number, names + others if is_one_read else names, candidates)
         if self._is_likely:  # opening two small files would cost more than decoding these pages
             names += [name for name in others if not (chunks[name].dictionary or data[name].is_plain)]
         parts = {name: self._whole(number, data[name], candidates) for name in names}
         decoded = decoded_rows(parts, candidates)
-        at = _places(decoded, self._key)
-        if not len(at):
+        start, end = _span([*decoded], [*decoded.values()], self._key)
+        if start == end:
             return None
-        if at[-1] - at[0] >= FOUND_MAX:
+        if end - start > FOUND_MAX:
             raise NotUnderstood("a key of many rows")
-        found = Rows(candidates.start + int(at[0]), candidates.start + int(at[-1]) + 1)
+        found = Rows(candidates.start + start, candidates.start + end)
         if not is_one_read:
             data = self._fetched(number, others, found)
-        columns = {name: column.slice(int(at[0]), len(at)) for name, column in decoded.items()}
+        columns = {name: column.slice(start, end - start) for name, column in decoded.items()}
         coded, parts = {}, {}
         for name in others:
             if name in columns:

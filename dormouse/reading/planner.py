@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -253,7 +254,7 @@ class QueryPlan:
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
-    inlined: frozenset[str] = frozenset()
+    inlined: Collection[str] = frozenset()
     lists_inlined: bool = True
 
     @property
@@ -422,10 +423,14 @@ class _Planner:
         leaves = [node for node in page.wanted if tree.children(node) is None]
         groups = tree.key_order_groups(leaves) if page.in_key_order and len(leaves) > 1 else [leaves]
         self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
-        self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
         self._corners: dict[int, tuple[bytes, bytes]] = {}
         self._slices: dict[tuple[int, int], KeyRanges] = {}
         self._owns: dict[str, _Own] = {}
+
+    @cached_property
+    def leaves_below(self) -> Counter[int]:
+        """The number of leaves with wanted rows below each partition, and of each leaf itself 1."""
+        return Counter(node for leaf in self.group_of for node in _upwards(self.tree, leaf))
 
     def scans(self, references: Sequence[PlannedReference]) -> list[tuple[int, Scan]]:
         """Returns a file's scans with their group numbers: one for each group in which it has wanted rows.

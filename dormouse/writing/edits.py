@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -142,7 +142,6 @@ class Begun:
     query: Foreseen | None
 
 
-@runtime_checkable
 class BegunChange(Protocol):
     """A change that may know what it reads before it has an attempt. This saves a round trip."""
 
@@ -353,7 +352,7 @@ class Edit:
         return [
             Part(
                 some[0].context.store,
-                [replace(file, deletions_till=None) for one in some for file in one.computed.files],
+                [file.placeless for one in some for file in one.computed.files],
                 [deletion for one in some for deletion in one.computed.deletions],
                 [one.checked for one in some if one.checked is not None],
                 [one.attempt.attempt_id for one in some if one.is_recorded or self._leftovers],
@@ -430,9 +429,10 @@ class Edit:
         def once(known: TableContext) -> _Planned:
             begun = rows = None
             if plans and (change.reads_its_keys or not is_keyed(known.properties)):
-                if isinstance(change, BegunChange):
+                # an instance check of a protocol is slow
+                if (begin := getattr(change, "begun", None)) is not None:
                     with suppress(DormouseError):  # with columns that may be outdated
-                        begun = change.begun(known)
+                        begun = begin(known)
                 then = None if begun is None or begun.query is None else begun.query.request.call
                 attempt, at, rows = known.attempts.plan(known.table, name, then)
             else:

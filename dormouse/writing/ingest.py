@@ -372,7 +372,9 @@ class KeyedRows:
         """
         if SEQUENCE not in batch.schema.names:
             return pa.repeat(pa.scalar(self.sequence, pa.int64()), batch.num_rows)
-        following = batch.column(SEQUENCE).fill_null(self.sequence - 1).to_numpy() + 1
+        replaced = batch.column(SEQUENCE)
+        replaced = replaced.fill_null(self.sequence - 1) if replaced.null_count else replaced
+        following = replaced.to_numpy() + 1
         return pa.array(np.where((following - self.sequence) % TASKS_MAX == 0, self.sequence, following))
 
     def _value(self, column: pa.Array, field: Field, there: pa.Array | None, first_row: int) -> pa.Array:

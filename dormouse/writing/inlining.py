@@ -232,20 +232,21 @@ class InlinedLeaves(LeafFiles):
         sink = pa.BufferOutputStream()
         write_groups(sink, iter(batches), self._schema, self._properties, self._shape_of)
         content = sink.getvalue().to_pybytes()
-        keys = self._schema.row_keys
-        first, last = (
-            encode_key(keys, [batch.column(key.name)[row].as_py() for key in keys])
-            for batch, row in ((batches[0], 0), (batches[-1], -1))
-        )
+        row_count = sum(batch.num_rows for batch in batches)
+        first = self._key(batches[0], 0)
         facts = FileFacts(
-            row_count=sum(batch.num_rows for batch in batches),
+            row_count=row_count,
             byte_count=len(content),
             min_key=first,
-            max_key=last,
+            max_key=first if row_count == 1 else self._key(batches[-1], -1),
             digest=new_digest(data=content).digest(),
             marks=marks.marks,
         )
         return facts, content
+
+    def _key(self, batch: pa.RecordBatch, row: int) -> bytes:
+        keys = self._schema.row_keys
+        return encode_key(keys, [batch.column(key.name)[row].as_py() for key in keys])
 
     def _shape_of(self, first: pa.Table) -> FileShape:
         if first.nbytes <= SMALL_BYTES:

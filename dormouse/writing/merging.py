@@ -389,7 +389,8 @@ class _Computation:
         context = self._rows.context
         names = [name for name in context.schema.names if name in self._read]
         found = rows_of(context, Question(ranges, (), tuple(names)))
-        return Staged(context.objects, found.schema).add_all(found)
+        schema = pa.schema(map(arrow_schema(context.schema).field, names))
+        return Staged(context.objects, schema).add_all(found)
 
     def _edited(
         self, clauses: np.ndarray[Any, Any], new: pa.RecordBatch, before: pa.RecordBatch, outcome: Outcome

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datafusion import DataFrame, ParquetColumnOptions, ParquetWriterOptions
 
-from dormouse.data.arrow_schema import arrow_schema, with_ids
+from dormouse.data.arrow_schema import file_schema
 from dormouse.data.datafusion_session import file_url, numbered
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import Marks, first_of_keys
@@ -65,6 +65,8 @@ _STATISTICS_BYTES_MAX = 64
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
+SHAPES_MAX = 16
+"""The most shapes of the files of a schema whose arguments for pyarrow are cached."""
 GROUPS_OF_A_SIZE = 4_096
 """The number of row groups after which the size of the next groups doubles."""
 
@@ -145,6 +147,14 @@ class FileShape:
 
         They have no bloom filters, and no row groups: those follow from the calls that write rows.
         """
+        known: dict[FileShape, dict[str, Any]] = schema.__dict__.setdefault("_shapes", {})
+        if self not in known:
+            if len(known) >= SHAPES_MAX:
+                known.clear()
+            known[self] = self._of_arrow(schema)
+        return known[self]
+
+    def _of_arrow(self, schema: Schema) -> dict[str, Any]:
         paths = [path for field in schema.fields for path, _ in _leaves(field.name, field.type)]
         codecs = {path: "none" if path in self.uncompressed_columns else self.compression for path in paths}
         without = {*self.plain_columns, *self.delta_columns}
@@ -442,7 +452,7 @@ class LeafFiles:
     ) -> None:
         self._objects = objects
         self._schema = schema
-        self._arrow = with_ids(arrow_schema(schema), schema)
+        self._arrow = file_schema(schema)
         self._properties = properties
         self._ids = partition_ids
         self._name_of = name_of

@@ -267,6 +267,18 @@ def test_recent_references_are_sorted_when_there_are_many() -> None:
         assert len(made.recent) <= known_plans.RECENT_MAX
 
 
+def test_the_inlined_files_are_those_of_sorted_and_of_recent_references() -> None:
+    made, names = known_plans._Remembered("", "", known_plans._Sorted(())), list[str]()
+    assert not made.inlined
+    for number in range(10):
+        names.append(f"data/t/inlined/{number:032x}/0-root.parquet")
+        made = made.later("", "", [("p", names[-1], True, 1, b"a", b"b"), ("p", "o", True, 1, b"a", b"b")])
+        assert made.inlined
+        assert sorted(made.inlined) == names
+        assert [name for name in (*names, "o") if name in made.inlined] == names
+        assert len(made.inlined) == len(names)
+
+
 def test_keys_of_any_order_are_found_among_sorted_references() -> None:
     """Compares the search with a look at each, for random bounds that are prefixes or keys."""
     chance = random.Random(5)

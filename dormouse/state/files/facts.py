@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, lru_cache
 from itertools import groupby
+from json import dumps
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -87,6 +89,35 @@ class KnownPlan(NamedTuple):
         }
 
 
+@lru_cache
+def shown_by(*properties: Any) -> str:
+    """Returns the values of the properties by which rows are merged and shown, as JSON for a plan."""
+    return dumps(properties)
+
+
+@dataclass(frozen=True)
+class Names(Collection[str]):
+    """The names in one of some sets, which are joined when this is first needed."""
+
+    parts: tuple[frozenset[str], ...]
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part for part in self.parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._joined)
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def __bool__(self) -> bool:
+        return any(self.parts)
+
+    @cached_property
+    def _joined(self) -> frozenset[str]:
+        return frozenset().union(*self.parts)
+
+
 class PlannedRows(NamedTuple):
     """The references and deletions, from one snapshot, that a query is planned with.
 
@@ -117,7 +148,7 @@ class PlannedRows(NamedTuple):
     """
     added: Sequence[Sequence[Any]] = ()
     """The references that were added since, if the known ones are still those of the partitions."""
-    inlined: frozenset[str] | None = None
+    inlined: Collection[str] | None = None
     """The inlined files to which the partitions refer, if `references` may lack some of them."""
 
 

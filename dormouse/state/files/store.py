@@ -7,7 +7,6 @@ consistent snapshot.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -57,6 +56,7 @@ from dormouse.state.files.facts import (
     PlannedRows,
     file_of_row,
     files_of_rows,
+    shown_by,
 )
 from dormouse.state.files.holds import lock_history
 from dormouse.state.files.inlined import InlinedContent
@@ -379,8 +379,8 @@ class FileReferenceStore:
     ) -> Call:
         """Returns the statement that plans a query of some partitions: only what is new, if `known` holds."""
         now = self.table.properties
-        shown_by = json.dumps([now.aggregate, now.filter, now.newest_by, now.verify_reads or None])
-        values = {"partition_ids": partition_ids, "shown_by": shown_by, "name": self.table.name}
+        shown = shown_by(now.aggregate, now.filter, now.newest_by, now.verify_reads or None)
+        values = {"partition_ids": partition_ids, "shown_by": shown, "name": self.table.name}
         values |= bounds.arrays()
         name, new = ("plan", {}) if known is None else ("plan_since", known.values())
         return self.own.statement(name), self.own.values({**values, **new})
