@@ -72,7 +72,7 @@ class Statement:
         if conn.prepare_threshold is None or not is_alone:
             return self.execute(conn, values).fetchall()
         given = self.given(values)
-        adapters = _Prepared.of(conn).adapters
+        adapters = _Prepared.of(conn).adapters(conn)
         buffers = adapters.dump_sequence(given, [PyFormat.AUTO] * len(given))
         try:
             result = _result(conn, (self.text(conn), adapters.types or ()), buffers, adapters.formats)
@@ -319,10 +319,11 @@ class _Context:
 class _Prepared:
     """The prepared statements of a connection: their names on the server, oldest first.
 
-    `adapters` converts their values and rows; it caches how. One statement after another uses it.
+    `shared` converts their values and rows; it caches how. One statement after another uses it. It is None if
+    the connection has another encoding.
     """
 
-    adapters: abc.Transformer
+    shared: abc.Transformer | None
     names: dict[Key, bytes] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
 
@@ -332,8 +333,13 @@ class _Prepared:
         known = _prepared.get(conn)
         if known is None:
             # not of the connection itself, which would then never be freed
-            known = _prepared.setdefault(conn, _Prepared(Transformer(_Context(conn.adapters))))
+            shared = Transformer(_Context(conn.adapters)) if conn.info.encoding == "utf-8" else None
+            known = _prepared.setdefault(conn, _Prepared(shared))
         return known
+
+    def adapters(self, conn: psycopg.Connection[Any]) -> abc.Transformer:
+        """Returns what converts the values and rows of the connection's next statement."""
+        return self.shared or Transformer(conn)
 
     def add(self, key: Key) -> tuple[bytes, bytes | None]:
         """Returns a new statement's name, and the name of the one that has to make room for it, if any."""
@@ -463,7 +469,7 @@ class _Pipeline:
         self._conn = conn
         self._pgconn = conn.pgconn
         self._prepared = _Prepared.of(conn)
-        self._adapters = self._prepared.adapters
+        self._adapters = self._prepared.adapters(conn)
         self._groups: list[_Group] = []
         self._answer: Answer = []
         self.sent = 0

@@ -271,3 +271,11 @@ def test_a_statement_that_is_prepared_anew_before_an_older_loss_is_known(
     assert [isinstance(one, errors.InvalidSqlStatementName) for one in found] == [True, True, False]
     assert values(counted) == [3, 0]
     assert execute_each(conn, [add(1)]) == [[]]
+
+
+def test_texts_are_right_in_any_encoding_of_the_client(dsn: str) -> None:
+    echo = Statement(sql.SQL("select %(text)s::text, length(%(text)s)"))
+    with psycopg.connect(dsn, autocommit=True, client_encoding="latin1") as conn:
+        for text in ("é", "a"):
+            assert echo.fetch(conn, {"text": text}) == [(text, 1)]
+            assert execute_each(conn, [(echo, {"text": text})]) == [[(text, 1)]]
