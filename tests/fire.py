@@ -18,7 +18,8 @@ from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
 from dormouse.model.table import TableRecord
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files.store import FileReferenceStore
-from tests.stored import assign, ref, replace
+from tests.stored import assign, file, ref, replace
+from tests.support.state import Part, commit_edit
 
 STEPS = 15
 ROWS = 10
@@ -42,7 +43,7 @@ def shared_files() -> list[str]:
 def commits(store: FileReferenceStore, worker: int) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Yields the commit id and the update of each commit of a worker, in order.
 
-    Each step adds files and compacts them.
+    Each step adds files, adds another one as an edit does, and compacts the first ones.
     """
     partition = partition_of(worker)
     for step in range(STEPS):
@@ -52,8 +53,10 @@ def commits(store: FileReferenceStore, worker: int) -> Iterator[tuple[str, Calla
         output = replace(job, inputs, f"out-{job}", partition, ROWS * len(inputs))
         references = [ref(name, partition, ROWS) for name in own]
         claim = assign(job, partition, *inputs)
+        edited = file(f"edited-{job}", ref(f"edited-{job}", partition, ROWS))
         updates: list[tuple[str, Callable[..., bool], list[Any]]] = [
             (f"add-{job}", store.add_files, references),
+            (f"edit-{job}", partial(commit_edit, store.supplier), [Part(store, [edited])]),
             (f"claim-{job}", store.assign_job_ids, [claim]),
             (f"out-{job}", store.replace_file_references, [output]),
         ]
@@ -69,6 +72,8 @@ def expected(worker: int, applied: set[str]) -> References:
         own = [f"own-{job}-{n}" for n in range(OWN_FILES)]
         if f"add-{job}" in applied:
             references |= dict.fromkeys(own, (ROWS, None))
+        if f"edit-{job}" in applied:
+            references[f"edited-{job}"] = (ROWS, None)
         if f"claim-{job}" in applied:
             references |= dict.fromkeys([f"shared-{step}", *own], (ROWS, job))
         if f"out-{job}" in applied:

@@ -175,9 +175,14 @@ def edit(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: int)
             number, part = rng.randrange(ROWS), rng.randrange(3)
             of_values = dm.sql(f"n = {number} and ingest % 3 = {part}")
             of_keys = {"name": rng.choice(NAMES), "part": part, "n": dm.Range(number, number + 5)}
-            values = {"ballast": rng.randbytes(BALLAST_BYTES)}
+            ballast = rng.randbytes(BALLAST_BYTES)
             with suppress(EditConflict):
-                edited = instance.table(record.name).update(rng.choice([of_values, of_keys]), values)
+                where = rng.choice([of_values, of_keys])
+                edited = instance.table(record.name).update(where, {"ballast": ballast})
+                [(there,)] = rows(
+                    instance.sql(f"SELECT count(*) FROM {record.name} WHERE ballast = ?", [ballast])
+                )
+                assert there == edited.rows, f"{there} rows of {edited.rows} are as they were edited"
                 count(storm, "edits", edited.rows)
             storm.await_rounds(table, 1)
 

@@ -54,9 +54,9 @@ class Transaction:
         self._thread: int | None = None
         self._is_over = False
         self._is_repeated: bool | None = None
-        self._is_used = False
         self._changed: set[int] = set()
         """The ids of the tables that have changes."""
+        self._has_payloads = False
         self._applied: bool | None = None
 
     @property
@@ -91,7 +91,8 @@ class Transaction:
         with self._closing, self._tables.changing(), self._edit:
             if error is None:
                 applied = not self._is_repeated and self._edit.commit()
-                self._applied = applied if self._is_used else None
+                has_changes = self._is_repeated or self._changed or self._has_payloads
+                self._applied = applied if has_changes else None
 
     def ingest(self, table: str, data: Any, *, progress: Progress = no_progress) -> None:
         """Adds rows, as `Table.ingest` does in this process. Raises its errors."""
@@ -126,6 +127,7 @@ class Transaction:
         for one in given:
             encode_given(one)
         self._edit.add_work(lambda conn: store.put_many(given, conn=conn))
+        self._has_payloads = True
 
     def update(
         self,
@@ -195,17 +197,18 @@ class Transaction:
             self._is_repeated = not self._edit.is_new and self._edit.is_applied(context)
         if self._is_repeated:
             return
-        self._changed.add(context.table.table_id)
         if known is not None and change.reads_its_keys:
             with suppress(TableNotFound):  # another table has the name now
                 self._edit.add(context.newest_known, change, name)
+                self._changed.add(context.table.table_id)
                 return
         fresh = (table or self._find(name)).context
         self._edit.add(fresh, change)
+        self._changed.add(fresh.table.table_id)
         self._tables.remember(name, fresh)
 
     def _check_usable(self) -> None:
-        """Notes that the transaction is used. Raises `InvalidInput` if it cannot be."""
+        """Raises `InvalidInput` if the transaction cannot be used."""
         if self._thread is None:
             raise InvalidInput("use a transaction in a with block: with instance.transaction() as tx: …")
         if self._is_over:
@@ -214,7 +217,6 @@ class Transaction:
             raise InvalidInput(
                 f"transaction {self.transaction_id!r} is of another thread; give each thread its own"
             )
-        self._is_used = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,12 @@ from dormouse.errors import (
     one_line,
     panics_as_errors,
 )
+from dormouse.model.file_reference import is_inlined
 from dormouse.model.locks import process_lock
 from dormouse.model.reshaping import as_known_by
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.objects.fault import WrittenObject, compared, digest_of_object
+from dormouse.objects.inlined import local_name
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.planner import Scan
 from dormouse.reading.streams import Interruption
@@ -248,6 +250,17 @@ def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> 
             pass
 
 
+def check_local(scans: Iterable[Scan], table: str, error: str) -> None:
+    """Raises `FileGone` if an engine's error names the local file of an inlined file.
+
+    A process of this machine that collects an inlined file deletes the local files of all processes. This
+    process may still have the content in memory, so no other check finds the file missing.
+    """
+    for scan in scans:
+        if is_inlined(scan.filename) and local_name(scan.filename) in error:
+            raise FileGone(scan.filename, table)
+
+
 @contextmanager
 def _naming(context: TableContext, scan: Scan) -> Iterator[None]:
     try:
@@ -316,6 +329,7 @@ def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> 
     try:
         check_there(context, scans)
         check_bytes(context, scans)
+        check_local(scans, context.table.name, str(error))
     except DormouseError as found:
         return found
     return InvalidQuery(f"the query of table {context.table.name!r} failed: {text.strip()}")

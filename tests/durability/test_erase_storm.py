@@ -31,7 +31,9 @@ WORKER = dedent("""
     from pathlib import Path
     import pyarrow as pa
     import dormouse as dm
-    from dormouse.errors import EditConflict, FileReferenceAssignedToJob, InvalidRange, PartitionError
+    from dormouse.errors import (
+        EditConflict, FileReferenceAssignedToJob, InvalidRange, PartitionError, QueryOvertaken
+    )
     from tests.storming import hurry
 
     hurry()
@@ -67,11 +69,28 @@ WORKER = dedent("""
         note(change=name, erased=done)
 
     def edit(table):
+        # only one process edits: each row that it chose has moved once, and no other
         key, person = rng.randrange(60), rng.randrange(12)
         of_values = dm.sql(f"k % 5 = {key % 5} and person <> {person}")
-        where = rng.choice([{"person": person}, {"k": key}, of_values])
-        with suppress(EditConflict):
+        where, is_chosen = rng.choice([
+            ({"person": person}, lambda k, of: of == person),
+            ({"k": key}, lambda k, of: k == key),
+            (of_values, lambda k, of: k % 5 == key % 5 and of != person),
+        ])
+        before, step = places(table), 7
+        try:
             table.update(where, {"k": dm.sql("(k + 7) % 60")})
+        except EditConflict:
+            step = 0
+        after = places(table)
+        for name in before.keys() & after.keys():
+            k, of = before[name]
+            assert after[name] == ((k + step * is_chosen(k, of)) % 60, of), (name, k, after[name], where)
+
+    def places(table):
+        while True:
+            with suppress(QueryOvertaken):  # which is said of files that are erased at once
+                return {row["id"]: (row["k"], row["person"]) for row in table.query().read_all().to_pylist()}
 
     def split(table):
         table.split()

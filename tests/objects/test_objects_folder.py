@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from data_files import as_a_user_without_rights
 
 from dormouse.errors import InstanceTakenOver, InvalidInput, ObjectStoreError
 from dormouse.objects import store as store_module
 from tests.support.objects import ObjectStore, open_store
+from tests.support.reading import Staged
 
 MEBIBYTE = 2**20
 
@@ -55,6 +57,22 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(small_disk: Path
     assert [path for path in small_disk.rglob("*") if path.is_file()] == []
     store.put("a/small", b"x" * (MEBIBYTE // 2))
     assert list(store.list()) == [("a/small", MEBIBYTE // 2)]
+
+
+@pytest.mark.parametrize("mebibytes", [17, 40])
+def test_staged_rows_that_do_not_fit_on_the_disk_are_an_error_of_one_line_and_leave_nothing(
+    small_disk: Path, mebibytes: int
+) -> None:
+    schema = pa.schema([pa.field("a", pa.binary())])
+    batches = [pa.record_batch([[os.urandom(MEBIBYTE)]], schema=schema) for _ in range(mebibytes)]
+    with (
+        pytest.raises(
+            ObjectStoreError, match=r"^rows cannot be written to a temporary file: .*(No space|File too)"
+        ),
+        Staged(open_store(small_disk / "objects"), schema) as rows,
+    ):
+        rows.add_all(batches).select()
+    assert [path for path in small_disk.rglob("*") if path.is_file() and ".staging" in path.parts] == []
 
 
 def test_a_full_staging_disk_of_an_s3_store_is_reported_in_one_line(

@@ -1,6 +1,6 @@
 """A consumer reads while processes ingest, edit, compact, split and collect, and while its readers die.
 
-Edits write rows again with the values that they have: the consumer gets each as a deletion and an insert.
+Edits count themselves in the rows that they change. The consumer gets each as a deletion and an insert.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ WRITER = dedent("""
 
     dsn, objects, number, ingests, rows = *sys.argv[1:3], *map(int, sys.argv[3:])
     with dm.connect(dsn, objects) as instance:
-        table = instance.table("t")
+        table, edited = instance.table("t"), 0
+        count = {"edits": dm.sql("edits + 1")}
         for turn in range(ingests):
             first = (number * ingests + turn) * rows
             keys = [(first + n) * 7919 % 100_003 for n in range(rows)]
-            table.ingest(pa.table({"key": keys, "number": range(first, first + rows)}), engine="local")
-            table.update({"number": dm.Range(first - rows, first + 3)}, {"number": dm.sql("number + 0")})
-            if turn % 4 == number:
-                table.update(dm.sql(f"key % 9 = {turn}"), {"number": dm.sql("number")}, attempts_max=1_000)
+            numbers = {"number": range(first, first + rows), "edits": [0] * rows}
+            table.ingest(pa.table({"key": keys, **numbers}), engine="local")
+            for where in ({"number": dm.Range(first - rows, first + 3)}, dm.sql(f"key % 9 = {turn}")):
+                if turn % 4 == number or isinstance(where, dict):
+                    edited += table.update(where, count, attempts_max=1_000).rows
             if turn % 2 == number % 2:
                 table.compact(engine="local")
             if turn % 3 == 0:
                 table.split()
             table.collect_garbage()
+        print(edited)
 """)
 READER = dedent("""
     import sys
@@ -52,7 +55,9 @@ READER = dedent("""
         sys.stdin.read()
         consumer.acknowledge()
 """)
-SCHEMA = dm.Schema([dm.Field("key", dm.LONG)], values=[dm.Field("number", dm.LONG)])
+SCHEMA = dm.Schema(
+    [dm.Field("key", dm.LONG)], values=[dm.Field("number", dm.LONG), dm.Field("edits", dm.LONG)]
+)
 
 
 @pytest.fixture
@@ -80,29 +85,39 @@ def test_nothing_is_missed_and_nothing_comes_twice_in_a_storm(
     slow = table.consumer("slow")
     command = [sys.executable, "-c", WRITER, dsn, objects]
     writers = [
-        subprocess.Popen([*command, *map(str, (number, INGESTS, ROWS))], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, *map(str, (number, INGESTS, ROWS))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for number in range(WRITERS)
     ]
-    came = Counter[int]()
+    came = Counter[tuple[int, int]]()
     while True:
         is_over = all(writer.poll() is not None for writer in writers)
         apply(consumer.read(), came)
         consumer.acknowledge()
         if is_over:
             break
+    edits = 0
     for writer in writers:
-        assert writer.wait() == 0, writer.communicate()[1]
-    everything = list(range(WRITERS * INGESTS * ROWS))
-    assert +came == Counter(everything)
-    apply(slow.read(), of_slow := Counter[int]())
-    assert +of_slow == Counter(everything)
+        out, errors = writer.communicate()
+        assert writer.returncode == 0, errors
+        edits += int(out)
+    everything = Counter((row["number"], row["edits"]) for row in table.query().read_all().to_pylist())
+    assert sorted(number for number, _ in everything.elements()) == [*range(WRITERS * INGESTS * ROWS)]
+    assert sum(count for _, count in everything) == edits, "an edit is lost, or applied twice"
+    assert +came == everything
+    apply(slow.read(), of_slow := Counter[tuple[int, int]]())
+    assert +of_slow == everything
     assert table.partitions.tree().leaf_count > 1
 
 
-def apply(reader: pa.RecordBatchReader, numbers: Counter[int]) -> None:
-    """Applies changes to numbers of rows, each with the times that it is there."""
+def apply(reader: pa.RecordBatchReader, rows: Counter[tuple[int, int]]) -> None:
+    """Applies changes to rows, by number and edits, each with the times that it is there."""
     for change in reader.read_all().to_pylist():
-        numbers[change["number"]] += -1 if change["_change"] == "delete" else 1
+        rows[change["number"], change["edits"]] += -1 if change["_change"] == "delete" else 1
 
 
 @pytest.mark.slow
@@ -113,7 +128,7 @@ def test_rows_not_acknowledged_by_a_dead_reader_are_read_again(
     consumer = table.consumer("etl")
 
     def add(number: int) -> None:
-        table.ingest(pa.table({"key": [number], "number": [number]}), engine="local")
+        table.ingest(pa.table({"key": [number], "number": [number], "edits": [0]}), engine="local")
 
     add(1)
     command = [sys.executable, "-c", READER, dsn, objects]

@@ -15,6 +15,7 @@ import dormouse as dm
 from dormouse.errors import ObjectDamaged
 from dormouse.objects import inlined
 from dormouse.reading import bundles, look_ups, page_reads
+from dormouse.reading.sql import engine
 from dormouse.state.files.inlined import InlinedContent
 from tests.support.api import Instance, Table
 from tests.support.objects import open_store
@@ -61,6 +62,26 @@ def test_look_ups_write_no_local_files_and_engines_do(instance: Instance) -> Non
     assert len(local_files(table)) == 3
     assert table.sql("select sum(key) as s from t").read_all().to_pylist() == [{"s": 21}]
     assert values_at(table, 1) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("files", [1, bundles.FILES_MIN])
+def test_a_statement_whose_local_files_are_collected_by_another_process_is_planned_again(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
+    table, real, times = new_table(instance), engine.LocalSession.rows, []
+    for key in range(files):
+        ingest(table, key)
+
+    def rows(*given: Any) -> Any:
+        if not times:
+            for path in local_files(table):
+                path.unlink()
+        times.append(files)
+        return real(*given)
+
+    monkeypatch.setattr(engine.LocalSession, "rows", rows)
+    found = table.sql("select count(distinct key || value) as n from t").read_all().to_pylist()
+    assert (found, times) == ([{"n": files}], [files] * 2)
 
 
 def test_content_that_leaves_the_memory_is_read_in_local_files(

@@ -10,6 +10,7 @@ from dormouse.reading.sql import selects
 from dormouse.reading.sql.evaluating import stepped
 from dormouse.reading.sql.parsed import reviewed
 from dormouse.reading.sql.scalars import RANDOM, constant_text, scalar
+from dormouse.reading.sql.staged import Staged
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
 from dormouse.reading.where import question
@@ -18,6 +19,7 @@ __all__ = [
     "RANDOM",
     "Interruption",
     "KeyRanges",
+    "Staged",
     "arrow_schema",
     "constant_text",
     "gone_rows",

@@ -103,6 +103,32 @@ def test_a_deletion_whose_database_is_lost_after_its_commit_is_reported(
     assert values(instance)[KEYED] == {}
 
 
+@pytest.mark.parametrize("what", ["an update", "a merge into a keyed table", "a transaction"])
+@pytest.mark.parametrize(
+    "texts", [[b"select source from applied_commit", b"COMMIT\0"], [b"nextval('load_sequence') end"]]
+)
+def test_a_connection_that_is_lost_before_the_commit_leaves_no_doubt(
+    instance: Instance, dsn: str, tmp_path: Path, texts: list[bytes], what: str
+) -> None:
+    """The connection is lost once, after these texts passed by."""
+    fill(instance, "file_table")
+    left = [*texts]
+
+    def passes(data: bytes) -> int:
+        if left and left[0] in data:
+            del left[0]
+            return len(data) if left else 0
+        return len(data)
+
+    with (
+        closing(CuttingProxy(dsn, lambda: passes)) as proxy,
+        dm.connect(proxy.dsn, (tmp_path / "objects").as_uri()) as away,
+    ):
+        EDITS[what][0](away, "one", 0)
+    assert proxy.broken == 1
+    assert values(instance) == expected(what, 1)
+
+
 def test_a_transaction_killed_at_some_exchanges_is_done_or_not(instance: Instance, editors: Editors) -> None:
     fill(instance, "file_table")
     assert check_killed(instance, editors, "a transaction", first=3, step=12) >= 2

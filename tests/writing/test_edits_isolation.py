@@ -11,7 +11,8 @@ from keyed_tables import SCHEMA, begun, data
 
 import dormouse as dm
 from dormouse.errors import EditConflict, InvalidInput
-from tests.stored import at_once
+from dormouse.state.files import garbage, removal_log
+from tests.stored import at_once, query
 from tests.support.api import Instance, Table
 from tests.support.state import LAYOUTS
 from tests.support.writing import Edit
@@ -180,6 +181,62 @@ def test_maintenance_does_not_disturb_an_edit(
     while table.compact(engine="local", full=True).jobs_run:
         assert rows_of(table) == rows_of(serial)
     assert instance.check(deep=True).problems == ()
+
+
+def collected(table: Table) -> None:
+    """Replaces and collects each file of the table."""
+    table.compact(engine="local", full=True)
+    while table.collect_garbage().deleted:
+        pass
+
+
+def in_a_collected_file(table: Table) -> None:
+    add(table, (3, 33, "other"))
+    collected(table)
+
+
+def by_a_forgotten_deletion(table: Table) -> None:
+    table.delete({"k": 3})
+    collected(table)
+    table.delete({"k": 1_000})  # the last deletion is never forgotten
+    table.collect_garbage()
+    forgotten = "select count(*) = 0 from deletion where deletion_id = 1 and table_id = %s"
+    assert query(table.context.supplier, forgotten, table.context.table.table_id) == [(True,)]
+
+
+def in_a_dropped_day(table: Table) -> None:
+    add(table, (3, 33, "other"))
+    table.compact(engine="local", full=True)
+    day = "update removal set removed_at = removed_at - interval '9 days' where table_id = %s returning 1"
+    assert query(table.context.supplier, day, table.context.table.table_id)
+    table.collect_garbage()
+    removal_log.roll(table.context.supplier)
+
+
+FORGOTTEN: dict[str, Work] = {
+    "in a file that was collected": in_a_collected_file,
+    "by a deletion that was forgotten": by_a_forgotten_deletion,
+    "in a file whose day of the log was dropped": in_a_dropped_day,
+    "by clearing the table": lambda t: t.files.clear(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("keep", KEPT)
+@pytest.mark.parametrize("how", FORGOTTEN)
+def test_an_edit_is_computed_again_if_a_change_of_its_rows_was_forgotten(
+    instance: Instance, between: Between, monkeypatch: pytest.MonkeyPatch, how: str, keep: str, layout: str
+) -> None:
+    """The edit was frozen for longer than the table keeps its history."""
+    monkeypatch.setattr(garbage, "HOLDS_MARGIN_SECONDS", 0.0)
+    none = {"gc_delay_seconds": 0, "history_retention_seconds": 0}
+    table = made(instance, keep, layout=layout, **none)
+    serial = made(instance, keep, "serial", layout, **none)
+    FORGOTTEN[how](serial)
+    plus_one(serial)
+    between.do(lambda: FORGOTTEN[how](table))
+    assert plus_one(table).attempts == 2
+    assert rows_of(table) == rows_of(serial)
 
 
 @pytest.mark.few(1)

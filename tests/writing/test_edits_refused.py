@@ -461,6 +461,26 @@ def test_a_refused_operation_leaves_a_transaction_without_effect(tables: Tables)
         transaction.update("keyed", {"k": 1}, {"v": dm.sql("nope")})
 
 
+def test_a_change_that_was_refused_is_no_part_of_its_transaction(tables: Tables) -> None:
+    before = tables.rows()
+    with tables.instance.transaction("one") as transaction:
+        for refuse in (
+            lambda: transaction.update("every", {"k": 1}, {"v": dm.sql("nope")}),
+            lambda: transaction.put_payloads([("n", "id", "no time", "k", 1)]),  # type: ignore[list-item]
+        ):
+            with pytest.raises(DormouseError):
+                refuse()
+    assert transaction.applied is None
+    assert tables.rows() == before
+    with tables.instance.transaction("one") as transaction:
+        with pytest.raises(InvalidInput):
+            transaction.update("every", {"k": 1}, {"v": dm.sql("nope")})
+        source = dm.sql("select k, 7 as v, s from every where k = 1")
+        transaction.merge_into("keyed", source, ["k"], [dm.WhenMatched(update="*")])
+    assert transaction.applied
+    assert tables.rows()["keyed"]["v"][0] == 7
+
+
 @pytest.mark.parametrize("name", ["absent", "edited"])
 def test_a_transaction_over_a_table_that_is_absent_or_edited_by_row_is_refused(
     tables: Tables, name: str

@@ -7,7 +7,7 @@ from itertools import accumulate
 from urllib.parse import unquote
 
 from dormouse.errors import ObjectStoreError
-from dormouse.reading.checked_files import check_bytes, check_columns
+from dormouse.reading.checked_files import check_bytes, check_columns, check_local
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.results import ReadFailed
 from dormouse.state.context import TableContext
@@ -30,6 +30,7 @@ def check_after(context: TableContext, scans: Sequence[Scan], error: ReadFailed)
         raise ObjectStoreError(
             f"file {named[0].filename!r} of table {context.table.name!r} cannot be read: {error}"
         ) from error
+    check_local(scans, context.table.name, said)
     ends = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
     check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
     for scan in scans[:COLUMNS_CHECKED_MAX]:

@@ -12,7 +12,7 @@ from weakref import finalize
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.errors import ObjectStoreError
+from dormouse.errors import ObjectStoreError, one_line
 from dormouse.objects.inlined import claimed_folder
 from dormouse.objects.staging import Slot
 from dormouse.objects.store import ObjectStore
@@ -89,8 +89,11 @@ class Staged:
 
     def close(self) -> None:
         """Deletes the rows."""
-        self._finish()
         self._held.clear()
+        if self._writer is not None:
+            with suppress(OSError, pa.ArrowException):  # of a full disk
+                self._writer.close()
+            self._writer = None
         if self._end is not None:
             self._end()
 
@@ -106,8 +109,8 @@ class Staged:
                 self._writer = pq.ParquetWriter(self._path, self.schema, compression="lz4")
             rows = pa.Table.from_batches(self._held, self.schema)
             self._writer.write_table(rows, row_group_size=GROUP_ROWS_MAX)
-        except OSError as error:
-            raise ObjectStoreError(f"rows cannot be written to a temporary file: {error}") from error
+        except (OSError, pa.ArrowException) as error:
+            raise _not_written(error) from error
         self._held.clear()
         self._byte_count = 0
 
@@ -115,8 +118,15 @@ class Staged:
         if self._writer is not None:
             if self._held:
                 self._write()
-            self._writer.close()
+            try:
+                self._writer.close()
+            except (OSError, pa.ArrowException) as error:
+                raise _not_written(error) from error
             self._writer = None
+
+
+def _not_written(error: Exception) -> ObjectStoreError:
+    return ObjectStoreError(f"rows cannot be written to a temporary file: {one_line(error)}")
 
 
 def _close(slot: Slot) -> None:

@@ -222,7 +222,10 @@ class WriteAttempts:
                 raise first
             return first, None if isinstance(second, psycopg.Error) else second
 
-        rows, found = run_statement(self._supplier, work, operation="plan an edit")
+        try:
+            rows, found = run_statement(self._supplier, work, operation="plan an edit")
+        except CommitOutcomeUnknown:  # it changes nothing, so a lost answer can be asked for again
+            rows, found = run_statement(self._supplier, work, operation="plan an edit")
         if not rows:
             raise TableNotFound.gone(table.name)
         [(prefix, version, sequence, last, taken_at, epoch, snapshot)] = rows

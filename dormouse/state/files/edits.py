@@ -25,6 +25,7 @@ from dormouse.postgres.session import COMMIT
 from dormouse.postgres.transaction import run_alone, run_statement, run_transaction
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.deletions import Deletions, NewDeletion
+from dormouse.state.files.layout import IS_LOGGED
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.files.updates import NOT_WHOLE
@@ -35,7 +36,7 @@ KEYS_MAX = 64
 EDITS_WAIT_MS, WRITERS_WAIT_MS = 60_000, 50
 """How long a try waits for other edits, which queue, and for all writers, as later ones wait behind it."""
 _QUERIES = load(__package__ or "", "edits")
-_PARTS = {name: _QUERIES[name] for name in ("added", "near", "events")}
+_PARTS = {name: _QUERIES[name].including(is_logged=IS_LOGGED) for name in ("added", "near", "events")}
 _DISTURBED, _CHECK = (_QUERIES[name].including(**_PARTS) for name in ("disturbed", "check_undisturbed"))
 _LOCK_TABLE, _LOCK_KEYS = (Statement(_QUERIES[name].on()) for name in ("lock_table", "lock_keys"))
 _WAIT_AT_MOST, _WAIT_AS_BEFORE = (
@@ -89,8 +90,8 @@ class Part:
 class Disturbance:
     """Commits that may have changed rows of a read since: files that they added, deletions and restores.
 
-    `files` are the names of those with keys in its spans, or None if they are too many. There are no others
-    up to the moment `till`.
+    `files` are the names of those with keys in its spans, or None if they are too many, or some of them were
+    collected. There are no others up to the moment `till`.
     """
 
     part: Part
@@ -237,7 +238,7 @@ def _disturbances(conn: psycopg.Connection[Any], part: Part) -> list[Disturbance
     for read in part.reads:
         values = {**read.values, "limit": NAMES_MAX}
         for names, by_event, *till in part.store.own.rows_in(conn, _DISTURBED, values):
-            files = None if len(names) == NAMES_MAX else frozenset(names)
+            files = None if len(names) == NAMES_MAX or None in names else frozenset(names)
             if names or by_event:
                 found.append(Disturbance(part, read, files, Position(*till)))
     return found

@@ -44,25 +44,36 @@ since as materialized (
 )
 
 -- name: near
--- Part of a query: the added files that may have rows in the spans.
+-- Part of a query: the added files that may have rows in the spans; null for a collected file, whose keys are not known.
 select f.filename
 from added a
-cross join lateral (select f.* from ({file_facts}) f where f.file_id = a.file_id offset 0) f
-where exists (
+left join lateral (select f.* from ({file_facts}) f where f.file_id = a.file_id offset 0) f on true
+where f.file_id is null or exists (
     select from span s
     where (f.max_key < s.min_key) is not true and (substring(f.min_key for length(s.max_key)) > s.max_key) is not true
 )
 
 -- name: events
--- Part of a query: whether deletions or restores since the snapshot may have changed rows in the spans.
+-- Part of a query: whether deletions or restores since the snapshot may have changed rows in the spans, or what changed them
+-- is not recorded any more: a day of the log was dropped, all rows were cleared, or a deletion was forgotten. Deletions have
+-- consecutive numbers, and the last one is never forgotten.
 (
     exists (
-        select from deletion d, span s
+        select from deletion d
         where d.table_id = %(table_id)s and d.added_xid >= (select xmin from since)
             and not pg_visible_in_snapshot(d.added_xid, (select snapshot from since))
-            and (substring(s.min_key for length(d.max_key)) > d.max_key) is not true
-            and (substring(d.min_key for length(s.max_key)) > s.max_key) is not true
+            and (
+                exists (
+                    select from span s
+                    where (substring(s.min_key for length(d.max_key)) > d.max_key) is not true
+                        and (substring(d.min_key for length(s.max_key)) > s.max_key) is not true
+                )
+                or d.deletion_id > 1 and not exists (
+                    select from deletion b where b.table_id = d.table_id and b.deletion_id = d.deletion_id - 1
+                )
+            )
     )
+    or exists (select from tables t where t.table_id = %(table_id)s and not {is_logged})
     or exists (
         select from restored r
         where r.table_id = %(table_id)s and r.restored_xid >= (select xmin from since)
@@ -72,7 +83,7 @@ where exists (
 
 -- name: disturbed
 -- Whether ingests, deletions or restores since a snapshot may have changed rows with keys in some spans: the names of files with
--- such rows, at most "limit", and whether a deletion or restore did. Also the position up to which it looked.
+-- such rows, at most "limit", and whether another change did. Also the position up to which it looked.
 with {added}
 select array({near} limit %(limit)s), {events}, t.epoch, pg_current_snapshot()::text, clock_timestamp()
 from tables t

@@ -88,6 +88,7 @@ logger = logging.getLogger(__name__)
 Purpose = Literal["jobs", "splits", "pushes", "merges"]
 ITS_PARTITION = _WATERMARKS["its_partition"]
 GONE_SINCE = _SHARED_PARTS["gone_since"]
+IS_LOGGED = _SHARED_PARTS["is_logged"]
 IS_FRESH = _WATERMARKS["is_fresh"]
 IS_OPEN = _JOBS["is_open"]
 _HOLD = _WATERMARKS["hold"].including(is_fresh=IS_FRESH)

@@ -312,7 +312,8 @@ class FileReferenceStore:
 
     def is_applied(self, commit_id: str, conn: psycopg.Connection[Any] | None = None) -> bool:
         """Returns True if a commit is applied. Call it after `CommitOutcomeUnknown`."""
-        return bool(self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)}, conn))
+        look_up = self.own.looked_up if conn is None else partial(self.own.fetch, conn=conn)
+        return bool(look_up("applied_source", {"commit_key": narrow_id(commit_id)}, operation="find id"))
 
     def is_of_source(self, commit_id: str, is_source: Callable[[bytes], bool]) -> bool | None:
         """Returns True if an applied commit may contain the caller's data, and None if it is not applied.
@@ -320,7 +321,7 @@ class FileReferenceStore:
         `is_source` is called with the recorded digest, if one was recorded. It returns True if the caller's
         data has this digest.
         """
-        rows = self.own.fetch("applied_source", {"commit_key": narrow_id(commit_id)})
+        rows = self.own.looked_up("applied_source", {"commit_key": narrow_id(commit_id)}, operation="find id")
         if not rows:
             return None
         recorded: UUID | None = rows[0][0]
