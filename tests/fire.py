@@ -17,9 +17,9 @@ from typing import Any
 from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
 from dormouse.model.table import TableRecord
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.files.edits import Part, commit
 from dormouse.state.files.store import FileReferenceStore
 from tests.stored import assign, file, ref, replace
-from tests.support.state import Part, commit_edit
 
 STEPS = 15
 ROWS = 10
@@ -56,7 +56,7 @@ def commits(store: FileReferenceStore, worker: int) -> Iterator[tuple[str, Calla
         edited = file(f"edited-{job}", ref(f"edited-{job}", partition, ROWS))
         updates: list[tuple[str, Callable[..., bool], list[Any]]] = [
             (f"add-{job}", store.add_files, references),
-            (f"edit-{job}", partial(commit_edit, store.supplier), [Part(store, [edited])]),
+            (f"edit-{job}", partial(commit, store.supplier), [Part(store, [edited])]),
             (f"claim-{job}", store.assign_job_ids, [claim]),
             (f"out-{job}", store.replace_file_references, [output]),
         ]

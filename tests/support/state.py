@@ -8,8 +8,7 @@ from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.state.files.deletions import Erasure, NewDeletion, RowsContent
-from dormouse.state.files.edits import Part, Read
-from dormouse.state.files.edits import commit as commit_edit
+from dormouse.state.files.edits import Read
 from dormouse.state.files.facts import KeyBounds
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.operations import Commit
@@ -31,7 +30,6 @@ __all__ = [
     "KeyBounds",
     "Kind",
     "NewDeletion",
-    "Part",
     "PartitionStore",
     "Read",
     "RowsContent",
@@ -39,7 +37,6 @@ __all__ = [
     "TreeCache",
     "WriteAttempt",
     "WriteAttempts",
-    "commit_edit",
     "due_kinds",
     "record_cut",
     "tree_problems",
