@@ -59,23 +59,23 @@ def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "where",
+    ("where", "replans_min"),
     [
-        None,
-        pytest.param({"name": Range("b", "g")}, marks=pytest.mark.slow),
-        {"name": ["a", "c", "h"]},
-        pytest.param({"code": [b"", b"\xff"]}, marks=pytest.mark.slow),
-        {"time": Range(-1, 2), "code": Range(b"\x00", None)},
+        (None, 2),
+        pytest.param({"name": Range("b", "g")}, 2, marks=pytest.mark.slow),
+        ({"name": ["a", "c", "h"]}, 1),  # the rows of a group come at once
+        pytest.param({"code": [b"", b"\xff"]}, 2, marks=pytest.mark.slow),
+        ({"time": Range(-1, 2), "code": Range(b"\x00", None)}, 2),
     ],
 )
 def test_a_query_outlives_all_files_of_its_plan_several_times(
-    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, where: Any
+    new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, where: Any, replans_min: int
 ) -> None:
     lake = filled(new_lake)
     expected = [row for row in lake.all.to_pylist() if meets(row, where)]
     made = replans(monkeypatch)
     found = read(lake, query(lake.context, where), (0, 20, 40))
-    assert len(made) >= 2
+    assert len(made) >= replans_min
     assert bag(found) == bag(expected)
     assert [key(row) for row in found] == sorted(map(key, expected))
 
