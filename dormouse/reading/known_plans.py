@@ -128,16 +128,13 @@ class _Remembered:
         if bounds is None:
             return [*self.sorted.all, *self.recent]
         lowest, highest = bounds
-        found = list(self.sorted.within(lowest, highest))
-        for row in self.recent:
-            low, high = row[4:6]
-            if (
-                low is None
-                or high is None
-                or (high >= lowest and (low <= highest or low.startswith(highest)))
-            ):
-                found.append(row)
-        return found
+        recent = (
+            row
+            for row in self.recent
+            if not _has_bounds(row)
+            or (row[5] >= lowest and (row[4] <= highest or row[4].startswith(highest)))
+        )
+        return [*self.sorted.within(lowest, highest), *recent]
 
     def later(self, snapshot: str, state: str | None, added: Sequence[_Reference]) -> _Remembered:
         """Returns the references of a later plan, to which some were added."""
