@@ -25,7 +25,7 @@ from dormouse.model.table import is_keyed
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
 from dormouse.reading.gone_rows import without
 from dormouse.reading.group_parts import are_narrow, divided, first_divided, is_large
-from dormouse.reading.key_lists import values_of
+from dormouse.reading.key_lists import KEYS_MAX, count_of
 from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
 from dormouse.reading.look_ups import is_look_up, list_looked_up, looked_up, may_answer
 from dormouse.reading.overlaps import clusters
@@ -319,8 +319,7 @@ class _Execution:
         first = self._context.schema.row_keys[0]
         if self._question.limit is not None or not may_answer(self._question, self._transform):
             return False
-        values = values_of(first, self._question.ranges.get(first.name, ()))
-        return values is not None and len(values) > 1
+        return 1 < count_of(first, self._question.ranges.get(first.name, ())) <= KEYS_MAX
 
     def _listed(self, scans: Sequence[Scan]) -> Iterable[pa.RecordBatch] | None:
         """Returns the rows of a group, read by a look-up of a list of keys; None if an engine is needed."""

@@ -108,22 +108,34 @@ class KeyList:
         )
 
 
-def values_of(field: Field, items: Sequence[Range]) -> pa.Array | None:
-    """Returns the values of a column in some ranges, in order; None if they may be more than `KEYS_MAX`.
+def count_of(field: Field, items: Sequence[Range]) -> int:
+    """Returns the number of values of a column in some ranges, more than `KEYS_MAX` if it is not known.
 
     A range of whole numbers has few values if its ends are near. Other ranges must have one value each.
     """
     if all(one.is_exact for one in items):
-        return _exact(field, items) if len(items) <= KEYS_MAX else None
-    spans = [
+        return len(items)
+    spans = _spans(field, items)
+    return KEYS_MAX + 1 if len(spans) < len(items) else sum(end - start for start, end in spans)
+
+
+def values_of(field: Field, items: Sequence[Range]) -> pa.Array | None:
+    """Returns the values of a column in some ranges, in order; None if they may be more than `KEYS_MAX`."""
+    if count_of(field, items) > KEYS_MAX:
+        return None
+    if all(one.is_exact for one in items):
+        return _exact(field, items)
+    values = [start + np.arange(end - start) for start, end in _spans(field, items)]
+    return pa.array(np.concatenate(values), arrow_type(field.type))
+
+
+def _spans(field: Field, items: Sequence[Range]) -> list[tuple[int, int]]:
+    """Returns the first whole number of each range and the one after its last, if it has both."""
+    return [
         (one.min + (not one.min_inclusive), one.max + one.max_inclusive)
         for one in items
         if isinstance(one.min, int) and isinstance(one.max, int) and field.type in (INT, LONG)
     ]
-    if len(spans) < len(items) or sum(end - start for start, end in spans) > KEYS_MAX:
-        return None
-    values = [start + np.arange(end - start) for start, end in spans]
-    return pa.array(np.concatenate(values), arrow_type(field.type))
 
 
 def _exact(field: Field, items: Sequence[Range]) -> pa.Array:
