@@ -147,6 +147,20 @@ def connected(url: str, *, receive_bytes: int | None = None) -> socket.socket:
     return found
 
 
+def read_to_end(sock: socket.socket) -> bytes:
+    """Returns all bytes until the connection is closed or reset.
+
+    A server that closes a connection with unread bytes resets it, after its answer.
+    """
+    found = bytearray()
+    try:
+        while part := sock.recv(1 << 20):
+            found += part
+    except ConnectionResetError:
+        pass
+    return bytes(found)
+
+
 def request(path: str, body: bytes, *headers: str) -> bytes:
     """Returns an HTTP request as bytes."""
     lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]

@@ -28,6 +28,7 @@ from tests.serving import (
     http_get,
     http_post,
     metric,
+    read_to_end,
     request,
     running,
     serving,
@@ -45,17 +46,6 @@ def instance(source: Any) -> Any:
 
 def idle(url: str) -> bool:
     return metric(url, "dormouse_queries_running") == 0
-
-
-def read_to_end(sock: socket.socket) -> bytes:
-    """Returns all bytes until the connection is closed or reset."""
-    found = bytearray()
-    try:
-        while part := sock.recv(1 << 20):
-            found += part
-    except ConnectionResetError:
-        pass
-    return bytes(found)
 
 
 @pytest.mark.parametrize("reset", [False, True])
