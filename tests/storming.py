@@ -130,7 +130,7 @@ class Workers:
                 turn(turns)
                 turns += 1
                 self.check()
-                if rng is not None and turns % TURNS_A_KILL == 0 and self._have_begun() and is_enough():
+                if rng is not None and turns % TURNS_A_KILL == 0 and self._all_begun() and is_enough():
                     self.kill_one(rng)
                     self.freeze_one(rng)
             self.end()
@@ -145,9 +145,12 @@ class Workers:
         self.killed += 1
 
     def freeze_one(self, rng: random.Random) -> None:
-        """Continues the frozen process, if any, and freezes another one, wherever it is in its work."""
+        """Continues the frozen process, if any, and freezes another one, wherever it is in its work.
+
+        A process that has just been started is not frozen: the next kill would wait for its beginning.
+        """
         self.go_on()
-        self._frozen = self.running[rng.randrange(len(self._roles))]
+        self._frozen = rng.choice([one for one in self.running if self._has_begun(one)])
         self._frozen.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -155,12 +158,15 @@ class Workers:
             self._frozen.send_signal(signal.SIGCONT)  # no effect if it was killed meanwhile
             self._frozen = None
 
-    def _have_begun(self) -> bool:
+    def _has_begun(self, process: subprocess.Popen[bytes]) -> bool:
+        return (self._folder / f"begun {process.pid}").exists()
+
+    def _all_begun(self) -> bool:
         """Returns whether each process has begun its work.
 
         Kills before that would leave no process at work on a busy machine.
         """
-        return all((self._folder / f"begun {one.pid}").exists() for one in self.running)
+        return all(map(self._has_begun, self.running))
 
     def check(self) -> None:
         for process in self.running:
