@@ -1,8 +1,8 @@
 """Bundles of inlined files: one local file with the rows of many, so that a reader opens one file.
 
-A bundle is made when a plan has many inlined files that are read alike. It is the file of a scan that takes
-their place. Plans that follow use it together with the newer files, until these are many too. The database
-knows no bundles.
+A bundle is made when a plan has many inlined files to which one partition refers. It is the file of a scan
+that takes their place, and has the rows that lie in the partition. Plans that follow use it together with the
+newer files, until these are many too. The database knows no bundles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dormouse.model.types import INT, Field
 from dormouse.objects.inlined import BUNDLE
 from dormouse.objects.names import parquet_suffix
 from dormouse.reading.planner import Scan
-from dormouse.reading.row_filter import TESTS_MAX, InRanges, remains, rendered
+from dormouse.reading.row_filter import TESTS_MAX, InRanges, in_slices, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION
 from dormouse.reading.where import Deletion
 from dormouse.state.context import TableContext
@@ -43,27 +43,30 @@ FILES_MIN = 8
 DELETIONS_MIN = 64
 """The deletions of some files, each counted for each file, from which even few files are joined."""
 BUNDLES_MAX = 1_000
+EVERY_KEY = KeyRanges()
 
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
     """The scan of a bundle, and the deletions that each of its files had, by name.
 
-    The bundle has no rows that these deletions match. Their numbers alone do not tell them apart: after a
-    restore of the database, other deletions get the numbers of those that it lost.
+    The bundle has rows of its partition alone, and none that these deletions match. Their numbers alone do
+    not tell them apart: after a restore of the database, other deletions get the numbers of those that it
+    lost.
     """
 
     scan: Scan
     applied: Mapping[str, Set[Deletion]]
 
-    def of(self, scans: Sequence[Scan], others: Set[str]) -> _Bundle | None:
+    def of(self, scans: Sequence[Scan], referenced: Collection[tuple[str, str]]) -> _Bundle | None:
         """Returns the bundle with those deletions of a plan that were not applied to it.
 
-        Returns None if it has rows of a file that is neither in the plan's `scans` nor in the `others`, or if
-        it lacks rows that the plan may want: the plan may be of an earlier moment.
+        Returns None if it has rows of a file that is not in the plan's `scans` and to which the partition
+        does not refer: they were compacted. Also returns None if it lacks rows that the plan may want: the
+        plan may be of an earlier moment.
         """
-        here = {scan.filename: scan for scan in scans}
-        if not self.applied.keys() <= here.keys() | others:
+        here, place = {scan.filename: scan for scan in scans}, self.scan.partition_id
+        if not all(name in here or (place, name) in referenced for name in self.applied):
             return None
         left = dict[Deletion, None]()
         found = [(here[name], applied) for name, applied in self.applied.items() if name in here]
@@ -78,7 +81,8 @@ class _Bundle:
             for one in left
         ):
             return None
-        slices = scans[0].slices
+        # those of a file with rows of other partitions limit all keys that the query limits
+        slices = next((scan.slices for scan in scans if scan.home), scans[0].slices)
         return replace(self, scan=replace(self.scan, slices=slices, deletions=tuple(left)))
 
 
@@ -87,28 +91,40 @@ _lock = process_lock()
 
 
 def bundled(
-    context: TableContext, scans: Sequence[Scan], referenced: Collection[str], *, makes: bool = True
+    context: TableContext,
+    scans: Sequence[Scan],
+    referenced: Collection[tuple[str, str]],
+    *,
+    makes: bool = True,
 ) -> tuple[Scan, ...]:
     """Returns the scans of a group, in which those of many inlined files are replaced by that of a bundle.
 
-    `referenced` has the inlined files to which the plan's partitions refer, also those without wanted rows.
-    If it may lack some of them, set `makes` to false: a bundle that is made of what one query wants would not
-    be used by the next. A bundle has no rows that deletions match. Files of earlier columns are not joined,
-    nor files with deletions in a keyed table, nor any if the reader verifies digests.
+    `referenced` has the references of the plan's partitions to inlined files, as `QueryPlan.inlined` has. If
+    it may lack some of them, set `makes` to false: a bundle that is made of what one query wants would not be
+    used by the next. A bundle has no rows that deletions match. Files of earlier columns are not joined, nor
+    files with wanted rows of several partitions, nor files with deletions in a keyed table, nor any if the
+    reader verifies digests.
     """
     if context.verifies:
         return tuple(scans)
-    inlined = [scan for scan in scans if is_inlined(scan.filename)]
-    alike: dict[tuple[tuple[KeyRanges, ...], str, int], list[Scan]] = defaultdict(list)
-    for scan in inlined:
-        if not (scan.deletions and is_keyed(context.properties)):
-            alike[scan.slices, scan.partition_id, scan.schema_version].append(scan)
+    version, has_layers = context.schema.version, is_keyed(context.properties)
+    usable = [
+        scan
+        for scan in scans
+        if is_inlined(scan.filename)
+        and scan.home is not None
+        and scan.schema_version == version
+        and not (scan.deletions and has_layers)
+    ]
+    divided = {scan.partition_id for scan in usable if scan.home}
+    alike: dict[tuple[str, tuple[KeyRanges, ...]], list[Scan]] = defaultdict(list)
+    for scan in usable:
+        alike[scan.partition_id, () if scan.partition_id in divided else scan.slices].append(scan)
     joined: dict[int, Scan] = {}
-    for (_, _, version), some in alike.items():
-        if version != context.schema.version or not _are_many(some):
+    for some in alike.values():
+        if not _are_many(some):
             continue
-        others = frozenset(referenced) - {scan.filename for scan in some}
-        found = _bundle_of(context, some, others, makes=makes)
+        found = _bundle_of(context, some, referenced, makes=makes)
         here = set(map(id, some))
         apart = {scan.filename for scan in scans if id(scan) not in here}
         if found is not None and found.applied.keys().isdisjoint(apart):
@@ -125,17 +141,18 @@ def _are_many(scans: Sequence[Scan]) -> bool:
 
 
 def _bundle_of(
-    context: TableContext, scans: Sequence[Scan], others: Set[str], *, makes: bool
+    context: TableContext, scans: Sequence[Scan], referenced: Collection[tuple[str, str]], *, makes: bool
 ) -> _Bundle | None:
-    """Returns a bundle that has most of some files that are read alike, or None if it would have few.
+    """Returns a bundle that has most of some files of one partition, or None if it would have few.
 
-    It may also have some of the `others`, which have no wanted rows. Only with `makes` a bundle is made.
+    It may also have files without wanted rows to which the partition refers. Only with `makes` a bundle is
+    made.
     """
     key = context.table.uuid, scans[0].partition_id, scans[0].schema_version
     with _lock:
         known = _bundles.get(key)
     if known is not None:
-        known = None if context.inlined.lacking([known.scan.filename]) else known.of(scans, others)
+        known = None if context.inlined.lacking([known.scan.filename]) else known.of(scans, referenced)
     rest = [scan for scan in scans if known is None or scan.filename not in known.applied]
     is_old = known is not None and len(known.scan.deletions) > TESTS_MAX
     if not makes or not (is_old or _are_many(rest)):
@@ -172,13 +189,14 @@ def _made(
         own = {one.deletion_id for one in scan.deletions}
         # those that the file's keys exclude are tested as well, so that a deletion applies to a run of files
         deletions.append([d for d in listed if d.deletion_id > scan.deletions_till or d.deletion_id in own])
-    rows = joined_rows(files, deletions, context.stored_schema, context.properties)
+    region = next((scan.home for scan in inputs if scan.home), KeyRanges())
+    rows = joined_rows(files, deletions, context.stored_schema, context.properties, region)
     content = encoded(rows, context.stored_schema)
     applied = dict(known.applied) if known else {}
     for scan in scans:
         applied[scan.filename] = applied.get(scan.filename, frozenset()) | frozenset(scan.deletions)
-    told = "\0".join(f"{name} {_listed(applied[name])}" for name in sorted(applied))
-    digest = blake2b(told.encode(), digest_size=16).hexdigest()
+    parts = [scans[0].partition_id, *(f"{name} {_listed(applied[name])}" for name in sorted(applied))]
+    digest = blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
     name = f"{context.table.object_prefix}{INLINED}/{digest}/{BUNDLE}{parquet_suffix(context.schema.version)}"
     context.inlined.add(name, content)
     low, high = [scan.min_key for scan in inputs], [scan.max_key for scan in inputs]
@@ -191,6 +209,7 @@ def _made(
         min_key=None if None in low else min(filter(None, low)),
         max_key=None if None in high else max(filter(None, high)),
         row_count=None,
+        home=KeyRanges(),
     )
     return _Bundle(scan, applied)
 
@@ -200,9 +219,12 @@ def _listed(deletions: Set[Deletion]) -> list[tuple[int, str]]:
 
 
 def _remaining(
-    tables: Sequence[pa.Table], deletions: Sequence[Sequence[Deletion]], schema: Schema
+    tables: Sequence[pa.Table],
+    deletions: Sequence[Sequence[Deletion]],
+    schema: Schema,
+    region: KeyRanges,
 ) -> Sequence[pa.Table]:
-    """Returns the rows of each table that the deletions of the table leave.
+    """Returns the rows of each table that lie in the region and that the deletions of the table leave.
 
     All tables are tested at once, since they are small and a plan for each would cost more than the tests.
     """
@@ -211,7 +233,7 @@ def _remaining(
         for one in some:
             before = places[one].pop() if places[one] and places[one][-1].max == number else Range(number)
             places[one].append(Range(before.min, number + 1))
-    if not places or not any(table.num_rows for table in tables):
+    if not (places or region) or not any(table.num_rows for table in tables):
         return tables
     names = dict.fromkeys([*schema.row_key_names, *(name for one in places for name in one.tested)])
     place = Field(next(name for n in count() if (name := f"file{n}") not in names), INT)
@@ -221,8 +243,11 @@ def _remaining(
     frame = session.create_dataframe([rows.to_batches()])
     stays = np.ones(rows.num_rows, bool)
     # DataFusion takes more than twice as long to plan twice as many conditions
-    for some in portions(places, lambda _: 1, TESTS_MAX):
-        stay = remains(schema, some, lambda one: InRanges(place, tuple(places[one])))
+    tests = [
+        remains(schema, some, lambda one: InRanges(place, tuple(places[one])))
+        for some in portions(places, lambda _: 1, TESTS_MAX)
+    ]
+    for stay in [*tests, *([in_slices(schema, [region])] if region else [])]:
         found = frame.select(rendered(stay, DATAFUSION).alias("stays")).collect()
         stays &= np.concatenate([one.column(0).to_numpy(zero_copy_only=False) for one in found])
     parts = np.split(stays, np.cumsum([table.num_rows for table in tables])[:-1])
@@ -234,11 +259,13 @@ def joined_rows(
     deletions: Sequence[Sequence[Deletion]],
     schema: Schema,
     properties: TableProperties,
+    region: KeyRanges = EVERY_KEY,
 ) -> pa.Table:
     """Returns the rows of files that have the columns of `schema`, in the order of the files' rows.
 
-    `files` are paths, or the bytes of files. `deletions` has the deletions of each file, whose rows are left
-    out. A file of a keyed table has none. For a keyed table, only the newest row of each key is returned.
+    `files` are paths, or the bytes of files. Rows outside the region are left out, and those that deletions
+    match. `deletions` has the deletions of each file. A file of a keyed table has none. For a keyed table,
+    only the newest row of each key is returned.
     """
     from dormouse.data.leaf_sorter import sort_indices  # it loads the library of sketches
 
@@ -248,7 +275,7 @@ def joined_rows(
         with pq.ParquetFile(pa.BufferReader(place) if isinstance(place, bytes) else place) as file:
             batches = file.read(schema.names, use_threads=False).select(schema.names).to_batches()
         tables.append(pa.Table.from_batches([exact(batch, columns) for batch in batches], columns))
-    rows = pa.concat_tables(_remaining(tables, deletions, schema))
+    rows = pa.concat_tables(_remaining(tables, deletions, schema, region))
     descending = newest_first(properties) if is_keyed(properties) else ()
     order = sort_indices(rows, schema.row_key_names if descending else schema.key_names, descending)
     rows = (rows if order is None else rows.take(order)).combine_chunks()

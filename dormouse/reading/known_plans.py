@@ -12,7 +12,7 @@ deletions may match the wanted rows, remembered facts are not used.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from dormouse.model.locks import process_lock
 from dormouse.model.region import KeyRanges
 from dormouse.reading.where import corners_of
 from dormouse.state.context import TableContext
-from dormouse.state.files.facts import KnownPlan, Names, PlannedRows
+from dormouse.state.files.facts import KnownPlan, Pairs, PlannedRows
 
 PLAN_CONTENT_BYTES_MAX = 1024 * 1024
 """The most bytes of inlined files that come with a plan. Other files are read by another query."""
@@ -47,6 +47,11 @@ _Reference = Sequence[Any]
 """A reference, as in `PlannedRows`."""
 
 
+def to_inlined(references: Iterable[_Reference]) -> frozenset[tuple[str, str]]:
+    """Returns the references to inlined files: the ids of the partitions with the names of the files."""
+    return frozenset((row[0], row[1]) for row in references if is_inlined(row[1]))
+
+
 class _Sorted:
     """References, from which those that may have a key are found without a look at each."""
 
@@ -54,8 +59,8 @@ class _Sorted:
         self.all = references
 
     @cached_property
-    def inlined(self) -> frozenset[str]:
-        return frozenset(row[1] for row in self.all if is_inlined(row[1]))
+    def inlined(self) -> frozenset[tuple[str, str]]:
+        return to_inlined(self.all)
 
     @cached_property
     def _with_bounds(self) -> list[_Reference]:
@@ -114,9 +119,8 @@ class _Remembered:
         return self if few else _Remembered(self.snapshot, None, _Sorted(()))
 
     @cached_property
-    def inlined(self) -> Names:
-        recent = frozenset(row[1] for row in self.recent if is_inlined(row[1]))
-        return Names((self.sorted.inlined, recent))
+    def inlined(self) -> Pairs:
+        return Pairs((self.sorted.inlined, to_inlined(self.recent)))
 
     @cached_property
     def is_plain(self) -> bool:

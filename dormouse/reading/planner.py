@@ -143,6 +143,9 @@ class Scan:
     known. `row_count` is the number of the file's rows if all of them belong to the table, as they lie in one
     partition and no deletion may match them. Otherwise it is None, and if it is not known. The rows in `gone`
     are left out too; only some readers take such scans (see `row_numbers.Finder`).
+
+    `home` is the region of the partition if all wanted rows lie there; it has no bounds if all rows of the
+    file do. It is None if rows of several partitions are wanted.
     """
 
     filename: str
@@ -157,6 +160,7 @@ class Scan:
     row_count: int | None = field(default=None, compare=False, repr=False)
     whole: tuple[KeyRanges, ...] | None = field(default=None, compare=False, repr=False)
     """The slices before the scan was limited to a part of its group; None if it was not."""
+    home: KeyRanges | None = field(default=None, compare=False, repr=False)
 
     @property
     def schema_version(self) -> int:
@@ -245,16 +249,16 @@ class QueryPlan:
     """The plan of one page: scans in groups. Every row of a group sorts before every row of the next group.
 
     `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
-    of the groups in the page, where groups without files are left out. `inlined` are the inlined files to
-    which the page's partitions refer, also those without wanted rows. It may lack some of these if
-    `lists_inlined` is false.
+    of the groups in the page, where groups without files are left out. `inlined` has the references of the
+    page's partitions to inlined files, also those without wanted rows: each a partition's id and a file's
+    name. It may lack some of these if `lists_inlined` is false.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
-    inlined: Collection[str] = frozenset()
+    inlined: Collection[tuple[str, str]] = frozenset()
     lists_inlined: bool = True
 
     @property
@@ -426,6 +430,7 @@ class _Planner:
         self._corners: dict[int, tuple[bytes, bytes]] = {}
         self._slices: dict[tuple[int, int], KeyRanges] = {}
         self._owns: dict[str, _Own] = {}
+        self._regions: dict[int, KeyRanges] = {}
 
     @cached_property
     def leaves_below(self) -> Counter[int]:
@@ -441,7 +446,8 @@ class _Planner:
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
         if own is not None:  # the case of nearly all files
             is_held = not own.wanted or self._may_hold(file, own.leaf)
-            return [(own.group, _scan(file, own.slices, file.row_count))] if is_held else []
+            whole = _scan(file, own.slices, file.partition_id, KeyRanges(), file.row_count)
+            return [(own.group, whole)] if is_held else []
         return list(self._scattered(references))
 
     def reaches_beyond(self, file: PlannedReference) -> bool:
@@ -471,8 +477,14 @@ class _Planner:
                 by_group[self.group_of[leaf]].add(leaf)
         for group, leaves in by_group.items():
             slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
-            if slices:
-                yield group, _scan(file, tuple(slices))
+            if not slices:
+                continue
+            if home != NO_NODE:
+                yield group, _scan(file, tuple(slices), file.partition_id, KeyRanges())
+            elif len(leaves) == 1 and (leaf := next(iter(leaves))) in nodes:
+                yield group, _scan(file, tuple(slices), self.tree.node_id(leaf), self._region(leaf))
+            else:
+                yield group, _scan(file, tuple(slices), file.partition_id, None)
 
     def _leaves_of(self, node: int) -> Iterator[int]:
         """Yields the leaves with wanted rows below a partition, or the partition if it is such a leaf."""
@@ -501,7 +513,13 @@ class _Planner:
         """Returns the region of a partition as ranges; empty if all rows of the file lie in it."""
         if home != NO_NODE and node in _upwards(self.tree, home):
             return KeyRanges()
-        return KeyRanges.of(self.tree.region_of(node))
+        return self._region(node)
+
+    def _region(self, node: int) -> KeyRanges:
+        found = self._regions.get(node)
+        if found is None:
+            found = self._regions[node] = KeyRanges.of(self.tree.region_of(node))
+        return found
 
     def _cut(self, node: int, home: int) -> KeyRanges:
         wanted = self.wanted[node]
@@ -523,16 +541,23 @@ class _Planner:
         return may_hold(schema, file.min_key, file.max_key, wanted, corners)
 
 
-def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...], row_count: int | None = None) -> Scan:
+def _scan(
+    file: PlannedReference,
+    slices: tuple[KeyRanges, ...],
+    partition_id: str,
+    home: KeyRanges | None,
+    row_count: int | None = None,
+) -> Scan:
     return Scan(
         file.filename,
         slices,
-        file.partition_id,
+        partition_id,
         file.byte_count,
         min_key=file.min_key,
         max_key=file.max_key,
         deletions_till=file.deletions_till,
         row_count=row_count,
+        home=home,
     )
 
 

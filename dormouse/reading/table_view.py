@@ -21,14 +21,13 @@ from dormouse.errors import (
     QueryOvertaken,
 )
 from dormouse.model.cut import Position, When
-from dormouse.model.file_reference import is_inlined
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_lookups, run_transaction
 from dormouse.postgres.queries import Call
 from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
-from dormouse.reading.known_plans import Knowledge, known_plan
+from dormouse.reading.known_plans import Knowledge, known_plan, to_inlined
 from dormouse.reading.planner import (
     Page,
     PlanSummary,
@@ -86,7 +85,7 @@ class _PlannedPage(NamedTuple):
         made = plan(page, rows.references, deletions)
         inlined = rows.inlined
         if inlined is None:
-            inlined = frozenset(row[1] for row in rows.references if is_inlined(row[1]))
+            inlined = to_inlined(rows.references)
         if inlined:
             made = replace(made, inlined=inlined, lists_inlined=not (rows.is_same and rows.deletions))
         return _PlannedPage(page, made, snapshot)

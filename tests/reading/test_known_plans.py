@@ -268,15 +268,15 @@ def test_recent_references_are_sorted_when_there_are_many() -> None:
 
 
 def test_the_inlined_files_are_those_of_sorted_and_of_recent_references() -> None:
-    made, names = known_plans._Remembered("", "", known_plans._Sorted(())), list[str]()
+    made, right = known_plans._Remembered("", "", known_plans._Sorted(())), list[tuple[str, str]]()
     assert not made.inlined
     for number in range(10):
-        names.append(f"data/t/inlined/{number:032x}/0-root.parquet")
-        made = made.later("", "", [("p", names[-1], True, 1, b"a", b"b"), ("p", "o", True, 1, b"a", b"b")])
+        right.append((f"p{number % 2}", f"data/t/inlined/{number:032x}/0-root.parquet"))
+        made = made.later("", "", [(*right[-1], True, 1, b"a", b"b"), ("p", "o", True, 1, b"a", b"b")])
         assert made.inlined
-        assert sorted(made.inlined) == names
-        assert [name for name in (*names, "o") if name in made.inlined] == names
-        assert len(made.inlined) == len(names)
+        assert sorted(made.inlined) == sorted(right)
+        assert [pair for pair in (*right, ("p", "o")) if pair in made.inlined] == right
+        assert len(made.inlined) == len(right)
 
 
 def test_keys_of_any_order_are_found_among_sorted_references() -> None:

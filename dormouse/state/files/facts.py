@@ -96,15 +96,15 @@ def shown_by(*properties: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Names(Collection[str]):
-    """The names in one of some sets, which are joined when this is first needed."""
+class Pairs(Collection[tuple[str, str]]):
+    """The pairs in one of some sets, which are joined when this is first needed."""
 
-    parts: tuple[frozenset[str], ...]
+    parts: tuple[frozenset[tuple[str, str]], ...]
 
-    def __contains__(self, name: object) -> bool:
-        return any(name in part for part in self.parts)
+    def __contains__(self, pair: object) -> bool:
+        return any(pair in part for part in self.parts)
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self._joined)
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Names(Collection[str]):
         return any(self.parts)
 
     @cached_property
-    def _joined(self) -> frozenset[str]:
+    def _joined(self) -> frozenset[tuple[str, str]]:
         return frozenset().union(*self.parts)
 
 
@@ -148,8 +148,8 @@ class PlannedRows(NamedTuple):
     """
     added: Sequence[Sequence[Any]] = ()
     """The references that were added since, if the known ones are still those of the partitions."""
-    inlined: Collection[str] | None = None
-    """The inlined files to which the partitions refer, if `references` may lack some of them."""
+    inlined: Collection[tuple[str, str]] | None = None
+    """The references to inlined files, as in `QueryPlan`, if `references` may lack some of them."""
 
 
 class Planned(NamedTuple):
