@@ -27,7 +27,7 @@ OWN_ID = 57
 """The id of the messages' table. It differs from the other table's id in more than one digit."""
 MESSAGES, BATCH = 240, 40
 SECONDS_MAX = 180.0
-"""The patience with a drain. The queue keeps a message for a minute if the session that deletes it is younger."""
+"""The patience with a drain. The queue hides a message for a minute if a younger session deletes it."""
 ANSWERS = {"applied", "applied_before", "rejected", "try_later"}
 
 
