@@ -8,8 +8,9 @@ newer files, until these are many too. The database knows no bundles.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from itertools import count
 from operator import attrgetter
@@ -37,6 +38,7 @@ from dormouse.reading.row_filter import TESTS_MAX, InRanges, in_slices, remains,
 from dormouse.reading.scan_session import DATAFUSION
 from dormouse.reading.where import Deletion
 from dormouse.state.context import TableContext
+from dormouse.state.files.facts import References
 
 FILES_MIN = 8
 """The fewest files that are joined. So a plan has fewer inlined files beside a bundle."""
@@ -46,7 +48,7 @@ BUNDLES_MAX = 1_000
 EVERY_KEY = KeyRanges()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Bundle:
     """The scan of a bundle, and the deletions that each of its files had, by name.
 
@@ -58,15 +60,20 @@ class _Bundle:
     scan: Scan
     applied: Mapping[str, Set[Deletion]]
 
-    def of(self, scans: Sequence[Scan], referenced: Collection[tuple[str, str]]) -> _Bundle | None:
+    @cached_property
+    def references(self) -> frozenset[tuple[str, str]]:
+        """The references of the partition to the files."""
+        return frozenset((self.scan.partition_id, name) for name in self.applied)
+
+    def of(self, scans: Sequence[Scan], referenced: References) -> _Bundle | None:
         """Returns the bundle with those deletions of a plan that were not applied to it.
 
         Returns None if it has rows of a file that is not in the plan's `scans` and to which the partition
         does not refer: they were compacted. Also returns None if it lacks rows that the plan may want: the
         plan may be of an earlier moment.
         """
-        here, place = {scan.filename: scan for scan in scans}, self.scan.partition_id
-        if not all(name in here or (place, name) in referenced for name in self.applied):
+        here = {scan.filename: scan for scan in scans}
+        if not all(name in here for _, name in referenced.lack(self.references)):
             return None
         left = dict[Deletion, None]()
         found = [(here[name], applied) for name, applied in self.applied.items() if name in here]
@@ -93,7 +100,7 @@ _lock = process_lock()
 def bundled(
     context: TableContext,
     scans: Sequence[Scan],
-    referenced: Collection[tuple[str, str]],
+    referenced: References,
     *,
     makes: bool = True,
 ) -> tuple[Scan, ...]:
@@ -141,7 +148,7 @@ def _are_many(scans: Sequence[Scan]) -> bool:
 
 
 def _bundle_of(
-    context: TableContext, scans: Sequence[Scan], referenced: Collection[tuple[str, str]], *, makes: bool
+    context: TableContext, scans: Sequence[Scan], referenced: References, *, makes: bool
 ) -> _Bundle | None:
     """Returns a bundle that has most of some files of one partition, or None if it would have few.
 

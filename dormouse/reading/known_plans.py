@@ -22,7 +22,7 @@ from dormouse.model.locks import process_lock
 from dormouse.model.region import KeyRanges
 from dormouse.reading.where import corners_of
 from dormouse.state.context import TableContext
-from dormouse.state.files.facts import KnownPlan, Pairs, PlannedRows
+from dormouse.state.files.facts import KnownPlan, PlannedRows, References
 
 PLAN_CONTENT_BYTES_MAX = 1024 * 1024
 """The most bytes of inlined files that come with a plan. Other files are read by another query."""
@@ -119,8 +119,8 @@ class _Remembered:
         return self if few else _Remembered(self.snapshot, None, _Sorted(()))
 
     @cached_property
-    def inlined(self) -> Pairs:
-        return Pairs((self.sorted.inlined, to_inlined(self.recent)))
+    def inlined(self) -> References:
+        return References((self.sorted.inlined, to_inlined(self.recent)))
 
     @cached_property
     def is_plain(self) -> bool:

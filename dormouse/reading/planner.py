@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -25,6 +25,7 @@ from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_ke
 from dormouse.model.schema import Field, Schema
 from dormouse.objects.names import schema_version_of
 from dormouse.reading.where import corners_of
+from dormouse.state.files.facts import NO_REFERENCES, References
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore
@@ -250,15 +251,15 @@ class QueryPlan:
 
     `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
     of the groups in the page, where groups without files are left out. `inlined` has the references of the
-    page's partitions to inlined files, also those without wanted rows: each a partition's id and a file's
-    name. It may lack some of these if `lists_inlined` is false.
+    page's partitions to inlined files, also those without wanted rows. It may lack some of these if
+    `lists_inlined` is false.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
-    inlined: Collection[tuple[str, str]] = frozenset()
+    inlined: References = NO_REFERENCES
     lists_inlined: bool = True
 
     @property

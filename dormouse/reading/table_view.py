@@ -41,7 +41,7 @@ from dormouse.reading.planner import (
 from dormouse.reading.table_moments import at_moment, gone_of_moment
 from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
-from dormouse.state.files.facts import KeyBounds, PlannedRows
+from dormouse.state.files.facts import KeyBounds, PlannedRows, References
 from dormouse.state.history.ends import check_since
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _PlannedPage(NamedTuple):
         made = plan(page, rows.references, deletions)
         inlined = rows.inlined
         if inlined is None:
-            inlined = to_inlined(rows.references)
+            inlined = References((to_inlined(rows.references),))
         if inlined:
             made = replace(made, inlined=inlined, lists_inlined=not (rows.is_same and rows.deletions))
         return _PlannedPage(page, made, snapshot)

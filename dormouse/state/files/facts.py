@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from json import dumps
 from operator import itemgetter
@@ -96,26 +96,20 @@ def shown_by(*properties: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Pairs(Collection[tuple[str, str]]):
-    """The pairs in one of some sets, which are joined when this is first needed."""
+class References:
+    """References, each a partition's id and a file's name, in sets that are never joined: they are large."""
 
-    parts: tuple[frozenset[tuple[str, str]], ...]
-
-    def __contains__(self, pair: object) -> bool:
-        return any(pair in part for part in self.parts)
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self._joined)
-
-    def __len__(self) -> int:
-        return len(self._joined)
+    sets: tuple[frozenset[tuple[str, str]], ...] = ()
 
     def __bool__(self) -> bool:
-        return any(self.parts)
+        return any(self.sets)
 
-    @cached_property
-    def _joined(self) -> frozenset[tuple[str, str]]:
-        return frozenset().union(*self.parts)
+    def lack(self, some: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+        """Returns those of some references that are not among these."""
+        return some.difference(*self.sets)
+
+
+NO_REFERENCES = References()
 
 
 class PlannedRows(NamedTuple):
@@ -148,8 +142,8 @@ class PlannedRows(NamedTuple):
     """
     added: Sequence[Sequence[Any]] = ()
     """The references that were added since, if the known ones are still those of the partitions."""
-    inlined: Collection[tuple[str, str]] | None = None
-    """The references to inlined files, as in `QueryPlan`, if `references` may lack some of them."""
+    inlined: References | None = None
+    """The references to inlined files, if `references` may lack some of them."""
 
 
 class Planned(NamedTuple):
