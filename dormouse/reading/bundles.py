@@ -33,7 +33,7 @@ from dormouse.model.table import TableProperties, is_keyed, newest_first
 from dormouse.model.types import INT, Field
 from dormouse.objects.inlined import BUNDLE
 from dormouse.objects.names import parquet_suffix
-from dormouse.reading.planner import Scan
+from dormouse.reading.planner import NO_BOUNDS, Scan
 from dormouse.reading.row_filter import TESTS_MAX, InRanges, in_slices, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION
 from dormouse.reading.where import Deletion
@@ -45,7 +45,6 @@ FILES_MIN = 8
 DELETIONS_MIN = 64
 """The deletions of some files, each counted for each file, from which even few files are joined."""
 BUNDLES_MAX = 1_000
-EVERY_KEY = KeyRanges()
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def _made(
         own = {one.deletion_id for one in scan.deletions}
         # those that the file's keys exclude are tested as well, so that a deletion applies to a run of files
         deletions.append([d for d in listed if d.deletion_id > scan.deletions_till or d.deletion_id in own])
-    region = next((scan.home for scan in inputs if scan.home), KeyRanges())
+    region = next((scan.home for scan in inputs if scan.home), NO_BOUNDS)
     rows = joined_rows(files, deletions, context.stored_schema, context.properties, region)
     content = encoded(rows, context.stored_schema)
     applied = dict(known.applied) if known else {}
@@ -216,7 +215,7 @@ def _made(
         min_key=None if None in low else min(filter(None, low)),
         max_key=None if None in high else max(filter(None, high)),
         row_count=None,
-        home=KeyRanges(),
+        home=NO_BOUNDS,
     )
     return _Bundle(scan, applied)
 
@@ -266,7 +265,7 @@ def joined_rows(
     deletions: Sequence[Sequence[Deletion]],
     schema: Schema,
     properties: TableProperties,
-    region: KeyRanges = EVERY_KEY,
+    region: KeyRanges = NO_BOUNDS,
 ) -> pa.Table:
     """Returns the rows of files that have the columns of `schema`, in the order of the files' rows.
 

@@ -37,6 +37,7 @@ NO_NODE = -1
 
 For other files, `home` is the only partition that has rows of the file.
 """
+NO_BOUNDS = KeyRanges()
 _FILENAME = attrgetter("filename")
 
 
@@ -447,7 +448,7 @@ class _Planner:
         own = self._own(file.partition_id) if file.only and len(references) == 1 else None
         if own is not None:  # the case of nearly all files
             is_held = not own.wanted or self._may_hold(file, own.leaf)
-            whole = _scan(file, own.slices, file.partition_id, KeyRanges(), file.row_count)
+            whole = _scan(file, own.slices, file.partition_id, NO_BOUNDS, file.row_count)
             return [(own.group, whole)] if is_held else []
         return list(self._scattered(references))
 
@@ -481,7 +482,7 @@ class _Planner:
             if not slices:
                 continue
             if home != NO_NODE:
-                yield group, _scan(file, tuple(slices), file.partition_id, KeyRanges())
+                yield group, _scan(file, tuple(slices), file.partition_id, NO_BOUNDS)
             elif len(leaves) == 1 and (leaf := next(iter(leaves))) in nodes:
                 yield group, _scan(file, tuple(slices), self.tree.node_id(leaf), self._region(leaf))
             else:
