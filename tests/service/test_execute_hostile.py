@@ -56,7 +56,7 @@ def url(instance: Instance) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("statement", UPDATES)
 @pytest.mark.parametrize("expression", HOSTILE.values(), ids=HOSTILE)
 def test_an_expression_that_needs_too_much_harms_nothing(

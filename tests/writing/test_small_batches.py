@@ -107,6 +107,7 @@ def test_a_flush_keeps_the_moments_before_a_delete(new: NewTable) -> None:
     t.flush()
 
 
+@pytest.mark.slow
 def test_deletes_by_value_between_small_inserts_of_equal_rows(new: NewTable) -> None:
     t = new()
     t.add((1, 1), (2, 1), (3, 1), (1, 1), (2, 1), (3, 1), (5, 1), (6, 1))
@@ -140,6 +141,7 @@ def test_the_last_of_several_upserts_of_a_key_survives_a_flush(new: NewTable, po
     t.add((1, 0))
 
 
+@pytest.mark.slow
 def test_a_small_upsert_replaces_a_row_of_an_object(new: NewTable) -> None:
     t = new(keep="newest_row", inline_bytes_max=0)
     t.add((1, 1), (2, 2))
@@ -163,6 +165,7 @@ def test_the_same_key_is_deleted_and_added_again_between_flushes(new: NewTable, 
     t.flush()
 
 
+@pytest.mark.slow
 def test_moments_before_a_rewrite_stay_when_later_small_files_are_flushed(new: NewTable) -> None:
     t = new()
     for number in range(3):
@@ -175,6 +178,7 @@ def test_moments_before_a_rewrite_stay_when_later_small_files_are_flushed(new: N
     t.flush()
 
 
+@pytest.mark.slow
 def test_a_delete_reaches_equal_rows_in_several_flushed_files(new: NewTable) -> None:
     t = new()
     for value in (1, 2, 3):
@@ -262,6 +266,7 @@ def test_inserts_beside_flushes_are_neither_lost_nor_repeated(new: NewTable) -> 
     t.flush()
 
 
+@pytest.mark.slow
 def test_small_and_large_batches_of_two_instances_alternate(new: NewTable, dsn: str) -> None:
     t = new()
     with dm.connect(dsn, t.instance.objects.url) as other:

@@ -51,7 +51,7 @@ OF_KEYS: list[tuple[Any, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("layout", "inline_bytes_max"), [*((one, 65_536) for one in LAYOUTS), (LAYOUTS[0], 0)]
 )

@@ -38,6 +38,7 @@ JOIN = "select a.k, a.s from t a join t b on a.k = b.k + {}"
 BOTH = f"{JOIN.format(0)} union all {JOIN.format('$1')}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("statement", "answer"),
     [
