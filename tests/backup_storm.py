@@ -28,6 +28,8 @@ from tests.storming import IDLE_MS, freeze
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
 COUNTS = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("n", dm.LONG)])
+WRITE_SECONDS = 0.1
+"""The pause between transactions: each backup is restored and checked, which takes as long as it has rows."""
 KEPT = 4
 """The number of backups that are kept; an operator removes the oldest ones."""
 
@@ -59,6 +61,7 @@ def written(instance: Instance) -> Iterator[list[int]]:
                 transaction.update("counts", {"key": 0}, {"n": dm.sql("n + 1")})
                 transaction.ingest("t", pa.table({"key": [len(acknowledged)]}))
             acknowledged.append(len(acknowledged))
+            ended.wait(WRITE_SECONDS)
             if len(acknowledged) % 5 == 0:
                 for one in (table, counts):
                     one.compact()

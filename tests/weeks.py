@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -98,6 +98,29 @@ def refusal(code: str, operation: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": code}}, operation)  # type: ignore[arg-type]
 
 
+class _Client:
+    """A client for all services of the simulated AWS."""
+
+    meta = SimpleNamespace(region_name=REGION)
+
+    def __init__(self, weeks: Weeks, fault: Fault) -> None:
+        self._weeks, self._fault = weeks, fault
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        simulated = getattr(self._weeks, operation)
+
+        def call(**given: Any) -> Any:
+            if (error := self._fault(f"{operation} {given.get('Name', '')}")) is not None:
+                raise error
+            return simulated(**given)
+
+        self.__dict__[operation] = call
+        return call
+
+    def get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=lambda **given: iter([getattr(self, operation)(**given)]))
+
+
 @dataclass
 class Weeks:
     """The simulation. `now` is in seconds. Events of RDS are lost, unless `loses_events` is False."""
@@ -161,6 +184,12 @@ class Weeks:
 
     _next_hour: float = HOUR
     _is_looking: bool = False
+    _calls: Iterator[int] = field(default_factory=itertools.count)
+    """Counts the calls of the lambda's current invocation."""
+
+    def __post_init__(self) -> None:
+        self._aws = Aws(self.session(lambda call: self.lambda_fault(next(self._calls), len(self.looks))))
+        """The lambda's client, which its invocations share as in one execution environment."""
 
     # ------------------------------------------------------------- time
 
@@ -262,15 +291,13 @@ class Weeks:
 
     def look(self) -> bool:
         """Invokes the lambda; returns whether its answer is that nothing is left to do."""
-        number, calls = len(self.looks), itertools.count()
+        self._calls = itertools.count()
         self._is_looking = True
         try:
-            instance = read_instance(
-                "dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number)))
-            )
+            instance = read_instance("dev", self._aws)
             found = keep(instance)
             if found.desired == "paused" and not renew(
-                instance, lambda url: Queue(self, calls, number), lambda: self.now
+                instance, lambda url: Queue(self, self._calls, len(self.looks)), lambda: self.now
             ):
                 found = replace(found, ended=False)
             self.looks.append(found)
@@ -288,24 +315,8 @@ class Weeks:
 
     def session(self, fault: Fault) -> Any:
         """Returns a boto3 session. `fault` can make a call raise an error before the call does anything."""
-
-        weeks = self
-
-        class Client:
-            meta = SimpleNamespace(region_name=REGION)
-
-            def __getattr__(self, operation: str) -> Callable[..., Any]:
-                def call(**given: Any) -> Any:
-                    if (error := fault(f"{operation} {given.get('Name', '')}")) is not None:
-                        raise error
-                    return getattr(weeks, operation)(**given)
-
-                return call
-
-            def get_paginator(self, operation: str) -> Any:
-                return SimpleNamespace(paginate=lambda **given: iter([getattr(self, operation)(**given)]))
-
-        return SimpleNamespace(client=lambda service, **options: Client())
+        client = _Client(self, fault)
+        return SimpleNamespace(client=lambda service, **options: client)
 
     def get_parameter(self, **given: Any) -> Any:
         if given["Name"] in PARAMETERS:
