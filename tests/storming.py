@@ -21,7 +21,7 @@ from dormouse.postgres import session
 from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 
 PATIENCE_SECONDS = 600
-STORM_SECONDS = 8.0
+STORM_SECONDS = 4.0
 """The duration of a storm in which all that it counts has happened. Raise it to look for rare faults."""
 TURNS_A_KILL = 5
 KILLS_MIN = 3

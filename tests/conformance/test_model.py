@@ -395,4 +395,4 @@ def test_the_store_does_what_the_model_does(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
     """The updates differ in each run. A failure is printed as a program that repeats it."""
-    compare(new_table, layout, isolation, max_examples=12, stateful_step_count=50)
+    compare(new_table, layout, isolation, max_examples=6, stateful_step_count=50)

@@ -249,4 +249,4 @@ def test_jobs_match_the_model(supplier: ConnectionSupplier, tmp_path: object) ->
         (Jobs,),
         {"store": job_store(supplier, tmp_path / "objects"), "supplier": supplier},  # type: ignore[operator]
     )
-    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=60))
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=60))

@@ -20,7 +20,7 @@ from tests.support.state import LAYOUTS, record_cut
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 NAMES = st.sampled_from(["one", "two"])
-EXAMPLES, STEPS = 18, 40
+EXAMPLES, STEPS = 9, 40
 
 
 class ChangesMachine(RuleBasedStateMachine):

@@ -20,7 +20,7 @@ import dormouse as dm
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
 
-WRITERS, INGESTS, ROWS = 3, 12, 20
+WRITERS, INGESTS, ROWS = 3, 6, 20
 WRITER = dedent("""
     import sys
     import pyarrow as pa

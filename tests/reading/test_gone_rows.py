@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     other=st.sets(st.integers(0, 20), max_size=4),
     sizes=st.sampled_from([(64, 4_096), (64, 2), (1, 4_096)]),
 )
-@settings(max_examples=by_tier(15, 100), deadline=None)
+@settings(max_examples=by_tier(15, 40), deadline=None)
 def test_rows_are_found_and_left_out_in_batches_of_any_size(
     kind: str,
     keys: list[tuple[int, int]],

@@ -25,7 +25,8 @@ from tests.support.api import Instance
 from tests.support.model import Cut
 from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
 
-EXAMPLES, STEPS = 12, 40
+EXAMPLES, STEPS = 6, 40
+FAULT_EXAMPLES_MAX = 120
 KEYS = st.integers(0, 9)
 ROWS = st.lists(
     st.tuples(KEYS, st.integers(0, 4), st.sampled_from([False, False, True])), min_size=1, max_size=6
@@ -34,11 +35,14 @@ ROWS = st.lists(
 
 @dataclass(frozen=True)
 class Version:
-    """A row or a mark of deletion. `place` is the place of its load among the loads and deletions."""
+    """A row or a mark of deletion. `place` is the place of its load among the loads and deletions.
+
+    The mark of a deletion by values has a place right after the row that it deletes.
+    """
 
     key: int
     value: int
-    place: int
+    place: float
     is_mark: bool
 
 
@@ -50,7 +54,11 @@ class State:
     deletions: tuple[tuple[int, range], ...] = ()
 
     def rows(self, *, by_value: bool) -> dict[int, int]:
-        """Returns the value of each key: that of its newest version, unless this version was deleted.
+        """Returns the value of each key."""
+        return {key: one.value for key, one in self.newest(by_value=by_value).items()}
+
+    def newest(self, *, by_value: bool) -> dict[int, Version]:
+        """Returns the newest version of each key, unless this version was deleted.
 
         With `by_value`, the version with the largest value is the newest. Otherwise the last load wins.
         """
@@ -60,7 +68,7 @@ class State:
             other = newest.get(one.key)
             if other is None or order > (other.value if by_value else 0, other.place):
                 newest[one.key] = one
-        return {key: one.value for key, one in newest.items() if not self._is_deleted(one)}
+        return {key: one for key, one in newest.items() if not self._is_deleted(one)}
 
     def _is_deleted(self, row: Version) -> bool:
         return row.is_mark or any(row.place < place and row.key in keys for place, keys in self.deletions)
@@ -138,6 +146,18 @@ class KeyedMachine(RuleBasedStateMachine):
         self.delete_keys(low, count)
         self._end(-1)
 
+    @rule(rows=ROWS, newer=ROWS)
+    def load_around_a_compaction(
+        self, rows: list[tuple[int, int, bool]], newer: list[tuple[int, int, bool]]
+    ) -> None:
+        """Begins a load, compacts newer rows and marks, commits the load, and compacts all of them."""
+        self.begin_load(rows)
+        self.upsert(newer[::-1])
+        self.upsert(newer)
+        self.compact(by_ranges=False)
+        self._end(-1)
+        self.compact(by_ranges=False)
+
     def _end(self, which: int) -> None:
         commit, loaded = self.late.pop(which)
         commit()
@@ -151,10 +171,11 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(value=st.integers(0, 4))
     def delete_values(self, value: int) -> None:
-        gone = [key for key, found in self._rows().items() if found == value]
+        newest = self.state.newest(by_value=self.by_value).values()
+        gone = [one for one in newest if one.value == value]
         assert self.table.delete({"v": value}).rows == len(gone)
-        place = next(self.places)
-        self.state = self.state.with_versions(Version(key, value, place, True) for key in gone)
+        marks = (Version(one.key, value, one.place + 0.5, True) for one in gone)
+        self.state = self.state.with_versions(marks)
 
     @rule()
     def begin_job(self) -> None:
@@ -291,4 +312,4 @@ def test_planted_faults_are_found(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     fault(monkeypatch)
-    finds_what_is_wrong(KeyedMachine, instance, 10 * EXAMPLES, STEPS)
+    finds_what_is_wrong(KeyedMachine, instance, FAULT_EXAMPLES_MAX, STEPS)

@@ -191,4 +191,4 @@ def test_the_model_finds_a_planted_fault(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     plant(monkeypatch)
-    finds_what_is_wrong(DeletesMachine, instance, 10 * EXAMPLES, STEPS)
+    finds_what_is_wrong(DeletesMachine, instance, 20 * EXAMPLES, STEPS)

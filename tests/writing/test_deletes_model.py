@@ -42,7 +42,7 @@ from tests.support.reading import selects
 from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
 from tests.support.writing import commit_files, listed_deletions, open_source, write_leaves
 
-EXAMPLES, STEPS = 12, 30
+EXAMPLES, STEPS = 6, 30
 deletions_of_rows = listed_deletions.deletions_of_rows
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.LONG, nullable=True)]

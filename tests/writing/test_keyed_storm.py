@@ -18,7 +18,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import ObjectNotFound, QueryOvertaken
-from tests.storming import Workers
+from tests.storming import STORM_SECONDS, Workers
 from tests.support.api import Table
 
 WORKER = dedent("""
@@ -173,7 +173,7 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool,
 
 @pytest.mark.slow
 def test_reads_see_acknowledged_changes_in_a_short_storm(dsn: str, tmp_path: Path) -> None:
-    storm(dsn, tmp_path, ["upsert 0", "upsert 1", "upsert 2", "compact", "split"], 3, kills=False)
+    storm(dsn, tmp_path, ["upsert 0", "upsert 1", "upsert 2", "compact", "split"], STORM_SECONDS, kills=False)
 
 
 @pytest.mark.slow
@@ -183,4 +183,5 @@ def test_reads_see_acknowledged_changes_in_a_long_storm_with_kills(
     dsn: str, tmp_path: Path, newest_by: str | None, inline_bytes_max: int
 ) -> None:
     roles = ["upsert 0", "upsert 1", "upsert 2", "edit", "compact", "compact", "split", "collect"]
-    storm(dsn, tmp_path, roles, 20, kills=True, newest_by=newest_by, inline_bytes_max=inline_bytes_max)
+    given = {"newest_by": newest_by, "inline_bytes_max": inline_bytes_max}
+    storm(dsn, tmp_path, roles, 2 * STORM_SECONDS, kills=True, **given)

@@ -49,7 +49,7 @@ from tests.support.embedded import EmbeddedPostgres
 from tests.support.model import is_inlined
 from tests.support.objects import SKETCHES_SUFFIX
 
-SECONDS = 2 * STORM_SECONDS
+SECONDS = 3 * STORM_SECONDS
 UNTOUCHED_SECONDS_MAX = 30.0
 BYTES_MEAN = 60_000
 WAIT_SECONDS_MAX = 120.0

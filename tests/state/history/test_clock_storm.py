@@ -206,7 +206,7 @@ def test_rows_survive_clock_jumps_in_both_directions(lake: tuple[Path, Clock], s
     with dm.local(folder) as instance:
         prepared(instance)
         written |= {-1, -2}
-        for number in range(20):
+        for number in range(10):
             clock.set(chance.choice([0, 0, 0, 5, 2, -1, 0.01, -0.02]))
             table, rows = instance.table("t"), instance.row_table("r")
             if chance.random() < 0.2:

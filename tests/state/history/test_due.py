@@ -240,7 +240,7 @@ class Life:
         self.table.add_column(dm.Field(name, dm.LONG, nullable=True))
 
 
-SEEDS = [pytest.param(seed, marks=[] if seed < 1 else pytest.mark.slow) for seed in range(40)]
+SEEDS = [pytest.param(seed, marks=[] if seed < 1 else pytest.mark.slow) for seed in range(16)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

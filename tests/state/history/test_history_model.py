@@ -25,7 +25,7 @@ from tests.support.model import Cut
 from tests.support.state import LAYOUTS
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
-EXAMPLES, STEPS = 8, 50
+EXAMPLES, STEPS = 4, 50
 _numbers = itertools.count()
 
 

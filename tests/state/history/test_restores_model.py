@@ -18,7 +18,7 @@ from tests.support.api import Instance
 from tests.support.state import LAYOUTS
 from tests.writing.test_deletes_model import DeletesMachine, Row
 
-EXAMPLES, STEPS = 8, 50
+EXAMPLES, STEPS = 4, 50
 
 
 def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
