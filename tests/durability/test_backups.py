@@ -346,7 +346,7 @@ def test_a_killed_backup_or_restore_leaves_all_or_nothing(
     place = tmp_path / "backups" if verb == "backup" else lake / "backups"
     into = [tmp_path / "new"] if verb == "restore" else []
     with dm.local(lake / "lake"):  # the instance stays open, because each start adds a record
-        for step in range(0, 1_000, 2):
+        for step in range(0, 1_000, 5):
             code = forks.run(KILLED, lake / "lake", place, step, *into)
             assert code in (0, -signal.SIGKILL)
             # the backup has its manifest, even if the process was killed
