@@ -479,14 +479,11 @@ class _Planner:
                 by_group[self.group_of[leaf]].add(leaf)
         for group, leaves in by_group.items():
             slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
-            if not slices:
-                continue
-            if home != NO_NODE:
-                yield group, _scan(file, tuple(slices), file.partition_id, NO_BOUNDS)
-            elif len(leaves) == 1 and (leaf := next(iter(leaves))) in nodes:
-                yield group, _scan(file, tuple(slices), self.tree.node_id(leaf), self._region(leaf))
-            else:
-                yield group, _scan(file, tuple(slices), file.partition_id, None)
+            place, region = file.partition_id, None if home == NO_NODE else NO_BOUNDS
+            if home == NO_NODE and len(leaves) == 1 and (leaf := next(iter(leaves))) in nodes:
+                place, region = self.tree.node_id(leaf), self._region(leaf)
+            if slices:
+                yield group, _scan(file, tuple(slices), place, region)
 
     def _leaves_of(self, node: int) -> Iterator[int]:
         """Yields the leaves with wanted rows below a partition, or the partition if it is such a leaf."""
