@@ -214,7 +214,6 @@ def test_a_query_applies_only_its_own_filter(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_view_makes_a_view_of_each_table(spark: SparkSession, instance: Instance, table: Table) -> None:
     other = instance.create_table("other", OF_K, split_points=[1])
@@ -320,7 +319,6 @@ def test_a_write_adds_its_rows_in_one_commit(
     assert {report.kind for report in instance.check(deep=True).problems} == set()
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_one_ingest_id_adds_once(spark: SparkSession, instance: Instance, dsn: str, table: Table) -> None:
     for _ in range(2):
@@ -328,7 +326,6 @@ def test_one_ingest_id_adds_once(spark: SparkSession, instance: Instance, dsn: s
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 10
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_a_write_that_fails_leaves_nothing(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, tmp_path: Path
@@ -349,7 +346,6 @@ def test_a_write_that_fails_leaves_nothing(
     assert query(instance._supplier, "select count(*) from write_attempt where table_id > 0")[0][0] == 0
 
 
-@pytest.mark.objects
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -389,7 +385,6 @@ def test_bad_options_are_reported_in_one_line(
         spark.read.format("dormouse").options(**named).load().count()
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_invalid_writes_are_refused_before_a_task_runs(
     spark: SparkSession, instance: Instance, dsn: str, table: Table
@@ -409,7 +404,6 @@ def test_invalid_writes_are_refused_before_a_task_runs(
     assert query(instance._supplier, "select count(*) from write_attempt")[0][0] == 0
 
 
-@pytest.mark.objects
 @pytest.mark.slow
 def test_changed_tables_and_missing_folders_are_reported_in_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path

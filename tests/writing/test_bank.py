@@ -68,8 +68,8 @@ def storm(dsn: str, folder: Path, layout: str, transferring: int, least: int, **
     ("layout", "inline_bytes_max", "gc_delay_seconds"),
     [*zip(LAYOUTS, (65_536, 0, 65_536), (1, 0, 0), strict=True)],
 )
-def test_no_money_is_lost_in_a_storm_of_seven_processes(
+def test_no_money_is_lost_in_a_storm_of_eight_processes(
     dsn: str, tmp_path: Path, layout: str, inline_bytes_max: int, gc_delay_seconds: int
 ) -> None:
     given = {"inline_bytes_max": inline_bytes_max, "gc_delay_seconds": gc_delay_seconds}
-    storm(dsn, tmp_path, layout, 5, least=20, **given)
+    storm(dsn, tmp_path, layout, 8, least=40, **given)
