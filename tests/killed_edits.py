@@ -76,6 +76,11 @@ EDITS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
     ),
     "a transaction": (_in_both, (KEYED, EVERY)),
 }
+BY_VALUES = "a delete by values"
+_RUN: Mapping[str, Edit] = {
+    **{what: edit for what, (edit, _) in EDITS.items()},
+    BY_VALUES: lambda i, _, value: i.table(KEYED).delete({"v": value}),
+}
 
 
 class Editors:
@@ -116,7 +121,7 @@ def serve() -> None:
             try:
                 with dm.connect(dsn, objects) as instance:
                     _die_at(int(number))
-                    EDITS[what][0](instance, edit_id, int(value))
+                    _RUN[what](instance, edit_id, int(value))
                     done = 0
                     os._exit(0)
             finally:

@@ -18,7 +18,7 @@ from runners import the_dead_are_known
 
 import dormouse as dm
 from tests.cutting import CuttingProxy, until
-from tests.killed_edits import EDITS, EVERY, KEYED, KEYS, Editors
+from tests.killed_edits import BY_VALUES, EDITS, EVERY, KEYED, KEYS, Editors
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
 
@@ -131,7 +131,40 @@ def test_a_connection_that_is_lost_before_the_commit_leaves_no_doubt(
 
 def test_a_transaction_killed_at_some_exchanges_is_done_or_not(instance: Instance, editors: Editors) -> None:
     fill(instance, "file_table")
-    assert check_killed(instance, editors, "a transaction", first=3, step=20) >= 1
+    assert check_killed(instance, editors, "a transaction", first=3, step=12) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("inline_bytes_max", "layout"), [*zip((65_536, 0), LAYOUTS, strict=False)])
+def test_a_delete_by_values_killed_at_each_exchange_is_done_or_not(
+    instance: Instance, editors: Editors, inline_bytes_max: int, layout: str
+) -> None:
+    properties = dm.TableProperties(
+        keep="newest_row",
+        compaction_strategy="basic",
+        inline_bytes_max=inline_bytes_max,
+        gc_delay_seconds=0,
+        attempt_expiry_seconds=0.0,
+    )
+    table = instance.create_table(KEYED, SCHEMA, layout=layout, properties=properties)
+    left = [{"k": 2, "v": 2, "s": "other"}, {"k": 3, "v": 3, "s": "newer"}]
+    gone = [{"k": 1, "v": 7, "s": "gone"}]
+    killed, is_killed = 0, True
+    while is_killed:
+        table.upsert([*gone, left[0], {"k": 3, "v": 7, "s": "older"}])
+        table.upsert(left[1:])
+        killed += is_killed
+        is_killed = editors.is_killed(BY_VALUES, "", 7, killed)
+        found = table.query().read_all().to_pylist()
+        assert found in ([*gone, *left], left) if is_killed else found == left, "half done"
+        the_dead_are_known(table.context)
+        table.delete({"v": 7})
+        while table.compact(engine="local").jobs_run:
+            assert table.query().read_all().to_pylist() == left
+        table.collect_garbage()
+    assert killed > 4
+    assert instance.check(deep=True).problems == ()
+    assert [*instance.orphans(timedelta(0))] == []
 
 
 @pytest.mark.slow

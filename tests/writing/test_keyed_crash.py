@@ -1,4 +1,4 @@
-"""Compactions of deletion marks, and deletions by values, that are killed: nothing is lost or half done."""
+"""Compactions of deletion marks, and loads beside them, that are killed: nothing is lost or half done."""
 
 from __future__ import annotations
 
@@ -14,34 +14,30 @@ from tests.support.api import Instance, Table
 RUNNER = """
 from dormouse.writing import parquet_file
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.writing import compaction, compaction_job, deleting, ingest
+from dormouse.writing import compaction, compaction_job, ingest
 
 what, moment = sys.argv[1:]
 is_compaction = what == "compact"
-module = compaction_job if is_compaction else ingest
 if moment == "once it is announced":
     WriteAttempts.begin = after(WriteAttempts.begin)
 elif moment == "before the output":
     if is_compaction:
-        module.merge_newest = before(module.merge_newest)
+        compaction_job.merge_newest = before(compaction_job.merge_newest)
     else:
         parquet_file.write_groups = before(parquet_file.write_groups)
 elif moment == "once it is written":
-    if is_compaction:
-        module.merge_newest = after(module.merge_newest)
-    else:
-        deleting.write_leaves = after(deleting.write_leaves)
+    compaction_job.merge_newest = after(compaction_job.merge_newest)
 elif moment == "before the commit":
-    module.run_transaction = before(module.run_transaction)
+    compaction_job.run_transaction = before(compaction_job.run_transaction)
 elif moment == "within the commit":
-    module.WriteAttempts.finish = staticmethod(after(module.WriteAttempts.finish))
+    compaction_job.WriteAttempts.finish = staticmethod(after(compaction_job.WriteAttempts.finish))
 elif moment == "after the commit":
-    module.run_transaction = after(module.run_transaction)
+    compaction_job.run_transaction = after(compaction_job.run_transaction)
 with address.open() as table:
     if is_compaction:
         compaction.compact(table, create=False)
     else:
-        deleting.delete(table, {"v": 7})
+        ingest.ingest_in_process(table, {"k": [5], "v": [5], "s": ["killed"]})
 """
 MOMENTS = [
     "once it is announced",
@@ -86,29 +82,11 @@ def test_a_killed_compaction_with_marks_changes_no_row(instance: Instance, momen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", quick(MOMENTS[1::2]))
-def test_a_killed_delete_by_values_is_done_or_not(instance: Instance, moment: str) -> None:
-    table = keyed(instance, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
-    upsert(table, (1, 7), (2, 2), (3, 7))
-    upsert(table, (3, 3))
-    killed(table, "delete", moment)
-    left = {2: 2, 3: 3}
-    assert seen(table, instance) == (left if moment == "after the commit" else {1: 7, **left})
-    the_dead_are_known(table.context)
-    table.collect_garbage()
-    table.delete({"v": 7})
-    while table.compact().jobs_run:
-        assert seen(table, instance) == left
-    assert table.status().row_count == len(left)
-    assert instance.check(deep=True).problems == ()
-
-
-@pytest.mark.slow
 def test_marks_are_kept_until_the_attempt_of_a_killed_load_expires(instance: Instance) -> None:
-    table = keyed(instance, gc_delay_seconds=0)
+    table = keyed(instance, gc_delay_seconds=0, inline_bytes_max=0)
     upsert(table, (1, 1), (2, 7))
     late = begun(table, (1, 5))
-    killed(table, "delete", "before the output")
+    killed(table, "load", "before the output")
     delete_keys(table, 1)
     table.compact()
     assert (table.status().row_count, table.status().rows_exact) == (2, False)
