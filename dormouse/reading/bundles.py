@@ -97,11 +97,7 @@ _lock = process_lock()
 
 
 def bundled(
-    context: TableContext,
-    scans: Sequence[Scan],
-    referenced: References,
-    *,
-    makes: bool = True,
+    context: TableContext, scans: Sequence[Scan], referenced: References, *, makes: bool = True
 ) -> tuple[Scan, ...]:
     """Returns the scans of a group, in which those of many inlined files are replaced by that of a bundle.
 
@@ -113,14 +109,14 @@ def bundled(
     """
     if context.verifies:
         return tuple(scans)
-    version, has_layers = context.schema.version, is_keyed(context.properties)
+    version, keyed = context.schema.version, is_keyed(context.properties)
     usable = [
         scan
         for scan in scans
         if is_inlined(scan.filename)
         and scan.home is not None
         and scan.schema_version == version
-        and not (scan.deletions and has_layers)
+        and not (scan.deletions and keyed)
     ]
     divided = {scan.partition_id for scan in usable if scan.home}
     alike: dict[tuple[str, tuple[KeyRanges, ...]], list[Scan]] = defaultdict(list)

@@ -25,7 +25,7 @@ from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_ke
 from dormouse.model.schema import Field, Schema
 from dormouse.objects.names import schema_version_of
 from dormouse.reading.where import corners_of
-from dormouse.state.files.facts import NO_REFERENCES, References
+from dormouse.state.files.facts import References
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore
@@ -260,7 +260,7 @@ class QueryPlan:
     summary: PlanSummary
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
-    inlined: References = NO_REFERENCES
+    inlined: References = field(default_factory=References)
     lists_inlined: bool = True
 
     @property
@@ -511,7 +511,7 @@ class _Planner:
     def _of_region(self, node: int, home: int) -> KeyRanges:
         """Returns the region of a partition as ranges; empty if all rows of the file lie in it."""
         if home != NO_NODE and node in _upwards(self.tree, home):
-            return KeyRanges()
+            return NO_BOUNDS
         return self._region(node)
 
     def _region(self, node: int) -> KeyRanges:

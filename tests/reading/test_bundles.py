@@ -11,17 +11,10 @@ import pytest
 import dormouse as dm
 from dormouse.errors import FileReferenceAssignedToJob, InvalidRange, PartitionError
 from dormouse.reading import bundles
+from tests.reading.test_inlined_content import new_table
 from tests.support.api import Instance, Table
 
-SCHEMA = dm.Schema([dm.Field("key", dm.LONG)], values=[dm.Field("value", dm.STRING, nullable=True)])
 KEYS = 100
-
-
-def new_table(instance: Instance, **properties: object) -> Table:
-    given = dm.TableProperties.model_validate(
-        {"inline_bytes_max": 65_536, "history_retention_seconds": 3_600, "gc_delay_seconds": 0, **properties}
-    )
-    return instance.create_table("t", SCHEMA, properties=given)
 
 
 def keys_of(table: Table, where: dict[str, object] | None = None) -> list[int]:

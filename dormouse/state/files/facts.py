@@ -109,9 +109,6 @@ class References:
         return some.difference(*self.sets)
 
 
-NO_REFERENCES = References()
-
-
 class PlannedRows(NamedTuple):
     """The references and deletions, from one snapshot, that a query is planned with.
 
