@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dormouse.model.region import KeyRanges, Range, united
@@ -83,8 +83,14 @@ class Joined:
             scans[table].append(self.of_scan(number, schemas[table].row_key_names))
         return {table: united(found) for table, found in scans.items()}
 
-    def sources(self, schemas: Mapping[str, Schema]) -> Iterator[tuple[str, set[str]]]:
-        """Yields the columns whose values restrict first row keys of other scans, with those tables."""
+    def sources(
+        self, schemas: Mapping[str, Schema], is_small: Callable[[int], bool] = lambda _: True
+    ) -> Iterator[tuple[str, set[str]]]:
+        """Yields the columns whose values may restrict first row keys of other scans, with those tables.
+
+        Values pass from one column of a scan to another if the scan is small, so that it can be read too, or
+        if its first row key is restricted, which may leave few files of it.
+        """
         for source in dict.fromkeys(name for _, name in self.passed):
             number, reached = self.scan_of(source), {source}
             if number is None or self._is_listed(source):
@@ -100,15 +106,26 @@ class Joined:
                 if more <= reached:
                     break
                 reached |= more
-                scans |= set(map(self.scan_of, more))
+                scans |= {
+                    one
+                    for name in more
+                    if (one := self.scan_of(name)) is not None
+                    and (self._is_first(schemas, name) or is_small(one))
+                }
             targets = {
                 self.tables[one]
                 for name in reached
                 if (one := self.scan_of(name)) not in (None, number) and not self._is_listed(name)
-                if name.partition(" ")[2] == schemas[self.tables[one]].row_key_names[0]
+                if self._is_first(schemas, name)
             }
             if targets:
                 yield source, targets
+
+    def _is_first(self, schemas: Mapping[str, Schema], name: str) -> bool:
+        number = self.scan_of(name)
+        return number is not None and (
+            name.partition(" ")[2] == schemas[self.tables[number]].row_key_names[0]
+        )
 
     def _is_listed(self, name: str) -> bool:
         return all(one.is_exact for one in self.ranges[name]) if name in self.ranges else False
@@ -137,9 +154,13 @@ def smallest_source(
 
     A scan with conditions comes before one without, of whose rows the first may leave few.
     """
+
+    def is_small(number: int) -> bool:
+        return _first_scans(joined, schemas, reads, number) is not None
+
     found = [
         source
-        for name, targets in joined.sources(schemas)
+        for name, targets in joined.sources(schemas, is_small)
         if name not in tried
         and (source := _source(joined, schemas, reads, name)) is not None
         and any(_is_larger(reads.get(target, ()), source.scans) for target in targets)
@@ -152,19 +173,30 @@ def _source(
 ) -> Source | None:
     number = joined.scan_of(name)
     assert number is not None  # noqa: S101 it is a source
+    scans = _first_scans(joined, schemas, reads, number)
+    if scans is None:
+        return None
     table, column = joined.tables[number], name.partition(" ")[2]
+    return Source(name, table, column, joined.of_scan(number, schemas[table].names), scans)
+
+
+def _first_scans(
+    joined: Joined, schemas: Mapping[str, Schema], reads: Mapping[str, Sequence[Scan]], number: int
+) -> list[Scan] | None:
+    """Returns the files of a scan, if they are so small that values in them may be read first."""
+    table = joined.tables[number]
     schema = schemas[table]
-    ranges = joined.of_scan(number, schema.names)
+    has_conditions = bool(joined.of_scan(number, schema.names))
     keys = joined.of_scan(number, schema.row_key_names)
     scans = [scan for scan in reads.get(table, ()) if may_hold(schema, scan.min_key, scan.max_key, keys)]
     rows = sum(scan.row_count or 0 for scan in scans)
     if (
         len(scans) > FILES_MAX
         or bytes_of(scans) > BYTES_MAX
-        or rows > (ROWS_MAX if ranges else 10 * VALUES_MAX)
+        or rows > (ROWS_MAX if has_conditions else 10 * VALUES_MAX)
     ):
         return None
-    return Source(name, table, column, ranges, scans)
+    return scans
 
 
 def _is_larger(scans: Sequence[Scan], others: Sequence[Scan]) -> bool:

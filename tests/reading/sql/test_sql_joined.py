@@ -161,6 +161,26 @@ def test_statements_that_cannot_profit_are_planned_and_run_once(
         plans.clear()
 
 
+@pytest.mark.parametrize(("column", "files", "statements"), [("k", 1, 3), ("v", FILES, 1)])
+def test_values_pass_through_a_large_table_only_if_they_leave_few_of_its_files(
+    lake: Instance,
+    opened: OpenedFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    files: int,
+    statements: int,
+) -> None:
+    """Otherwise they are not read first, as they would restrict no file."""
+    more = lake.create_table("m", LARGE, split_points=[n * 100 for n in range(1, FILES)])
+    more.ingest(lake.table("l").query().read_all())
+    monkeypatch.setattr(joined, "FILES_MAX", FILES - 1)
+    statement = f"select m.k from dim join l on l.{column} = dim.k join m on m.k = l.j"
+    assert lake.explain_sql(statement)["m"].files == files
+    opened.all()
+    assert rows(lake, statement) == (["(0,)", "(0,)"] if column == "k" else [])
+    assert len(opened._taken()) == statements
+
+
 @pytest.mark.parametrize(("bytes_least", "files"), [(1, 3), (1 << 30, FILES)])
 def test_few_files_are_restricted_only_if_they_are_large(
     lake: Instance, opened: OpenedFiles, monkeypatch: pytest.MonkeyPatch, bytes_least: int, files: int
