@@ -10,19 +10,18 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 
 import dormouse as dm
 from dormouse.api.instance import Instance
+from tests import forks
 from tests.storming import IDLE_MS, freeze
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -85,29 +84,28 @@ def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[st
     place, deadline = folder / "backups", time.monotonic() + seconds
     known: dict[str, int] = {}
     with dm.local(folder / "lake") as instance, written(instance) as acknowledged:
-        usual = 4.0
+        usual = 2.0
         while time.monotonic() < deadline or min(ended["killed"], ended["whole"]) < least:
             since = "last" if known and dice.random() < 0.7 else ""
             began = time.monotonic()
             before = len(acknowledged)
-            command = [sys.executable, "-c", BACKUP, str(folder / "lake"), str(place), since]
-            process = subprocess.Popen(command)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(dice.uniform(0.05, 2) * usual)
+            process = forks.start(BACKUP, folder / "lake", place, since)
+            process.join(dice.uniform(0.05, 2) * usual)
+            if process.exitcode is not None:
                 usual = time.monotonic() - began
-            if process.poll() is None and dice.random() < 0.3:
-                freeze(process.pid, 2 * IDLE_MS / 1_000)
+            elif dice.random() < 0.3:
+                freeze(process, 2 * IDLE_MS / 1_000)
                 ended["frozen"] += 1
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(dice.uniform(0, 0.5) * usual)
+                process.join(dice.uniform(0, 0.5) * usual)
             process.kill()
-            ended["killed" if process.wait() else "whole"] += 1
+            process.join()
+            ended["killed" if process.exitcode else "whole"] += 1
             if ended["killed"] > 10 * (1 + ended["whole"]):
                 usual *= 2  # the machine is busy
             found = {one.name for one in dm.backups(place)}
             new = found - known.keys()
             assert known.keys() <= found, "a backup is missing"
-            assert process.returncode or len(new) == 1
+            assert process.exitcode or len(new) == 1
             for name in new:
                 known[name] = before
                 check(folder, name, before)

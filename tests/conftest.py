@@ -36,7 +36,6 @@ from tests.aws_server import aws_server
 from tests.built import built_lambdas, lambda_sources  # noqa: F401 fixtures
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
-from tests.forks import Forks
 from tests.inlining import also_inlined, inlining, objects_of_module  # noqa: F401 fixtures
 from tests.other_postgres import use_what_is_named
 from tests.prepared import copied as copied_directory
@@ -424,13 +423,6 @@ def server_folder(prepared_folder: Path) -> Iterator[Path]:
     for process in server._processes_in(folder / "postgres"):
         process.kill()
     shutil.rmtree(parent, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    """Yields the parent of processes that are killed while they work."""
-    with closing(Forks()) as parent:
-        yield parent
 
 
 @pytest.fixture

@@ -1,69 +1,57 @@
-"""A process that has imported Dormouse, and forks a child for each program, which begins at once."""
+"""Processes that are forked from one that has imported Dormouse, so that each begins at once."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
-import traceback
-from importlib import import_module
+from contextlib import suppress
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
 
 IMPORTED = (
-    "api.instance", "api.table", "durability.backups", "durability.erasing", "embedded.restoring",
-    "objects.folder", "objects.s3", "reading.executor", "reading.scan_session", "writing.compaction_job",
+    "api.instance", "api.row_table", "api.table", "data.datafusion_session", "durability.backups",
+    "durability.erasing", "embedded.restoring", "jobs", "objects.folder", "objects.s3", "reading.executor",
+    "reading.scan_session", "writing.compaction_job", "writing.edits", "writing.ingest",
 )  # fmt: skip
+FORKS = multiprocessing.get_context("forkserver")
+"""The context of processes that have imported these modules, but have not opened a store."""
+FORKS.set_forkserver_preload(["pytest", *(f"dormouse.{name}" for name in IMPORTED)])
 
 
-class Forks:
-    """The parent of the children, which run one after another."""
+def start(program: str, *arguments: object, errors: Path | None = None) -> ForkServerProcess:
+    """Starts a process that runs a program with this process's environment, as `python -c` would.
 
-    def __init__(self) -> None:
-        self._parent = subprocess.Popen(
-            [sys.executable, "-c", "from tests.forks import serve; serve()"],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, program: str, *arguments: object) -> int:
-        """Runs a program with this process's environment, as `python -c` would.
-
-        Returns its exit code, which is negative for a signal.
-        """
-        assert self._parent.stdin is not None and self._parent.stdout is not None
-        line = json.dumps([program, [*map(str, arguments)], dict(os.environ)])
-        print(line, file=self._parent.stdin, flush=True)
-        return int(self._parent.stdout.readline())
-
-    def close(self) -> None:
-        self._parent.communicate()
+    The process adds its error output to the file `errors`.
+    """
+    given = (program, [*map(str, arguments)], dict(os.environ), errors)
+    process = FORKS.Process(target=_run, args=given, daemon=True)
+    process.start()
+    return process
 
 
-def serve() -> None:
-    """Runs as the parent process. Forks a child for each line that it reads."""
-    for name in IMPORTED:
-        import_module(f"dormouse.{name}")
-    for line in sys.stdin:
-        if (child := os.fork()) == 0:
-            _run(*json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+def run(program: str, *arguments: object) -> int:
+    """Runs a program to its end. Returns its exit code, which is negative for a signal."""
+    process = start(program, *arguments)
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
-def _run(program: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)  # exit codes of children go to the standard output
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv = ["-c", *arguments]
-        exec(program, {"__name__": "__main__"})  # noqa: S102
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+def send(process: BaseProcess, number: signal.Signals) -> None:
+    """Sends a signal to a process, unless it has ended."""
+    assert process.pid is not None
+    if process.exitcode is None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(process.pid, number)
+
+
+def _run(program: str, arguments: list[str], environment: dict[str, str], errors: Path | None) -> None:
+    if errors is not None:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c", *arguments]
+    exec(program, {"__name__": "__main__"})  # noqa: S102

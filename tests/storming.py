@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import CommitOutcomeUnknown, ConnectionsExhausted, TooManyRetries
 from dormouse.postgres import session
+from tests import forks
 from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 
 PATIENCE_SECONDS = 600
@@ -52,13 +52,13 @@ def hurry() -> None:
         kind[session.IDLE] = IDLE_MS  # type: ignore[index]
 
 
-def freeze(pid: int, seconds: float) -> None:
+def freeze(process: BaseProcess, seconds: float) -> None:
     """Freezes a process at any point, and continues it after `seconds`."""
-    os.kill(pid, signal.SIGSTOP)
+    forks.send(process, signal.SIGSTOP)
     try:
         time.sleep(seconds)
     finally:
-        os.kill(pid, signal.SIGCONT)
+        forks.send(process, signal.SIGCONT)
 
 
 def kill_server(main: psutil.Process) -> None:
@@ -98,15 +98,14 @@ class Workers:
     """
 
     def __init__(self, program: str, roles: list[str], *arguments: str, folder: Path) -> None:
-        self._command = [sys.executable, "-c", program, *arguments, str(folder)]
+        self._command = [program, *arguments, str(folder)]
         self._folder, self._roles = folder, roles
         self.running = [self._start(role) for role in roles]
-        self._frozen: subprocess.Popen[bytes] | None = None
+        self._frozen: ForkServerProcess | None = None
         self.killed = 0
 
-    def _start(self, role: str) -> subprocess.Popen[bytes]:
-        with (self._folder / "errors").open("a") as errors:
-            return subprocess.Popen([*self._command, role], stderr=errors)
+    def _start(self, role: str) -> ForkServerProcess:
+        return forks.start(*self._command, role, errors=self._folder / "errors")
 
     def storm(
         self,
@@ -151,14 +150,14 @@ class Workers:
         """
         self.go_on()
         self._frozen = rng.choice([one for one in self.running if self._has_begun(one)])
-        self._frozen.send_signal(signal.SIGSTOP)
+        forks.send(self._frozen, signal.SIGSTOP)
 
     def go_on(self) -> None:
         if self._frozen is not None:
-            self._frozen.send_signal(signal.SIGCONT)  # no effect if it was killed meanwhile
+            forks.send(self._frozen, signal.SIGCONT)  # no effect if it was killed meanwhile
             self._frozen = None
 
-    def _has_begun(self, process: subprocess.Popen[bytes]) -> bool:
+    def _has_begun(self, process: ForkServerProcess) -> bool:
         return (self._folder / f"begun {process.pid}").exists()
 
     def _all_begun(self) -> bool:
@@ -170,7 +169,7 @@ class Workers:
 
     def check(self) -> None:
         for process in self.running:
-            assert process.poll() is None, (self._folder / "errors").read_text()
+            assert process.exitcode is None, (self._folder / "errors").read_text()
 
     def end(self) -> None:
         self.go_on()
@@ -181,8 +180,8 @@ class Workers:
     def end_all_processes(self) -> None:
         for process in self.running:
             process.kill()
-            process.wait()
+            process.join()
 
-    def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
-        process.wait()
-        assert process.returncode == code, (self._folder / "errors").read_text()
+    def _ended(self, process: ForkServerProcess, code: int) -> None:
+        process.join()
+        assert process.exitcode == code, (self._folder / "errors").read_text()

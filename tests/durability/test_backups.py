@@ -18,7 +18,7 @@ from dormouse.durability import backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.jobs.job import upload_name
 from dormouse.state.files.holds import held
-from tests.forks import Forks
+from tests import forks
 from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
@@ -337,9 +337,7 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["backup", "restore"])
-def test_a_killed_backup_or_restore_leaves_all_or_nothing(
-    lake: Path, tmp_path: Path, forks: Forks, verb: str
-) -> None:
+def test_a_killed_backup_or_restore_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: str) -> None:
     """The test repeats the work many times. Each time, SIGKILL comes before another of the objects to be
     written.
     """

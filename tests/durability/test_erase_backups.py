@@ -13,7 +13,7 @@ import pytest
 import dormouse as dm
 from dormouse.durability.backups import MANIFEST
 from dormouse.durability.erasing import EraseReport
-from tests.forks import Forks
+from tests import forks
 from tests.stored import query
 from tests.support.api import Instance
 
@@ -52,7 +52,7 @@ Killed = Callable[[object, str], int]
 
 
 @pytest.fixture
-def killed(lake: Path, forks: Forks) -> Killed:
+def killed(lake: Path) -> Killed:
     """Returns a function that backs the lake up in a process that dies at a step; returns its exit code."""
     return lambda step, when: forks.run(KILLED, lake, lake.parent / "backups", step, when)
 

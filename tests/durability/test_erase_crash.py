@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from tests.forks import Forks
+from tests import forks
 from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("person", dm.LONG)])
@@ -68,7 +68,7 @@ Erases = Callable[..., int]
 
 
 @pytest.fixture
-def erases(forks: Forks, dsn: str, tmp_path: Path) -> Erases:
+def erases(dsn: str, tmp_path: Path) -> Erases:
     """Returns a function that erases in a process that dies at a given step, and returns its exit code."""
     return lambda table, *step: forks.run(ERASE, dsn, f"file://{tmp_path}/objects", table.name, *step)
 

@@ -16,7 +16,7 @@ from dormouse.durability import backups
 from dormouse.embedded.postgres import base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
 from dormouse.reading import checked_files
-from tests.forks import Forks
+from tests import forks
 from tests.standard import OF_NAMES
 from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
@@ -188,7 +188,7 @@ with dm.local(sys.argv[1]) as instance:
 @pytest.mark.objects
 @pytest.mark.slow
 def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
-    bucket: str, tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL comes before every third object, in a full backup and in an incremental one."""
     with dm.local(tmp_path / "lake") as instance:  # the instance stays open, because each start adds a record

@@ -17,13 +17,9 @@ from datafusion import SessionContext
 
 from dormouse.data.object_access import open_parquet, register
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
+from tests.forks import FORKS
 from tests.support.objects import ObjectStore, open_store
 
-# processes of a fork server that has imported these modules and has never opened a store
-SERVED = multiprocessing.get_context("forkserver")
-SERVED.set_forkserver_preload(
-    ["datafusion", "pytest", "dormouse.data.datafusion_session", "dormouse.objects"]
-)
 WAIT_SECONDS = 60
 
 
@@ -209,8 +205,8 @@ def publish_all(store: ObjectStore, barrier: Barrier, mark: bytes, wins: multipr
 
 @pytest.mark.slow
 def test_of_two_processes_that_publish_one_name_exactly_one_wins(store: ObjectStore) -> None:
-    barrier, wins = SERVED.Barrier(2), SERVED.Queue()
-    writers = [SERVED.Process(target=publish_all, args=(store, barrier, mark, wins)) for mark in (b"a", b"b")]
+    barrier, wins = FORKS.Barrier(2), FORKS.Queue()
+    writers = [FORKS.Process(target=publish_all, args=(store, barrier, mark, wins)) for mark in (b"a", b"b")]
     for writer in writers:
         writer.start()
     assert sum(wins.get(timeout=WAIT_SECONDS) for _ in writers) == 20
@@ -227,8 +223,8 @@ def stage_forever(store: ObjectStore, staged: Event) -> None:
 
 
 def test_a_killed_writer_leaves_nothing_visible_and_is_swept(store: ObjectStore, tmp_path: Path) -> None:
-    staged = SERVED.Event()
-    writer = SERVED.Process(target=stage_forever, args=(store, staged))
+    staged = FORKS.Event()
+    writer = FORKS.Process(target=stage_forever, args=(store, staged))
     writer.start()
     assert staged.wait(WAIT_SECONDS)
     assert store.sweep_staging() == 0  # the writer is still alive

@@ -116,7 +116,7 @@ def blow(storm: Storm, crowd: list[tuple[Callable[..., None], int]], seconds: fl
             assert time.monotonic() - began < WAIT_SECONDS_MAX, done(storm)
             if storm.stop.wait(rng.uniform(0.5, 3)):
                 break
-            freeze(rng.choice(processes).pid, rng.choice([0.1, 0.5, 2 * IDLE_MS / 1_000]))
+            freeze(rng.choice(processes), rng.choice([0.1, 0.5, 2 * IDLE_MS / 1_000]))
         storm.stop.set()
         for process in processes:
             process.join(WAIT_SECONDS_MAX)

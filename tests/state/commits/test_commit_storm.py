@@ -5,7 +5,6 @@ Every answer that a process got for a commit must be true at the end.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -42,6 +41,7 @@ from tests.commit_storm import (
 )
 from tests.cutting import CAN_VANISH
 from tests.embedded import postmaster
+from tests.forks import FORKS
 from tests.stored import query, wait_until
 from tests.storming import STORM_SECONDS, failing_network, is_gone, kill_postmaster, kill_server
 from tests.support.api import Instance
@@ -67,15 +67,13 @@ class Crowd:
     """The storm's processes. A killed process is replaced by another."""
 
     def __init__(self, storm: Storm, seed: int) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dormouse", "dormouse.api.table", "dormouse.writing.ingest"])
         self._storm = storm
         self._seed = seed
         self._processes: dict[tuple[str, int], Any] = {}
 
     def start(self, work: Callable[..., None], number: int, until: str) -> None:
         args = (self._storm, work, number, self._seed, until)
-        process = self._context.Process(target=run, args=args, daemon=True)
+        process = FORKS.Process(target=run, args=args, daemon=True)
         process.start()
         self._processes[work.__name__, number] = process
 

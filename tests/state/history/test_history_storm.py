@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -24,6 +23,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import CutExpired
+from tests import forks
 from tests.storming import STORM_SECONDS
 from tests.support.api import Table
 from tests.support.state import LAYOUTS
@@ -145,14 +145,13 @@ class Workers:
     """Processes that are killed at random and started again."""
 
     def __init__(self, *arguments: str, folder: Path) -> None:
-        self._command = [sys.executable, "-c", WORKER, *arguments, str(folder)]
+        self._command = [WORKER, *arguments, str(folder)]
         self._folder = folder
         self._running = {at: self._start(role) for at, role in enumerate(ROLES)}
         self.killed = 0
 
-    def _start(self, role: str) -> subprocess.Popen[bytes]:
-        with (self._folder / "errors").open("a") as errors:
-            return subprocess.Popen([*self._command, role, str(ROWS)], stderr=errors)
+    def _start(self, role: str) -> ForkServerProcess:
+        return forks.start(*self._command, role, ROWS, errors=self._folder / "errors")
 
     def kill_one(self, rng: random.Random) -> None:
         """Chooses a random process; freezes it for up to 1 s, kills and restarts it, or does both.
@@ -165,10 +164,10 @@ class Workers:
         if not (self._folder / f"turned {process.pid}").exists():
             return
         if rng.random() < 0.5:
-            process.send_signal(signal.SIGSTOP)
+            forks.send(process, signal.SIGSTOP)
             time.sleep(rng.random())
         if rng.random() < 0.5:
-            process.send_signal(signal.SIGCONT)
+            forks.send(process, signal.SIGCONT)
         else:
             process.kill()
             self._ended(process, -signal.SIGKILL)
@@ -177,23 +176,24 @@ class Workers:
 
     def check(self) -> None:
         for process in self._running.values():
-            if process.poll() is not None:
+            if process.exitcode is not None:
                 self._ended(process, 0)
 
     def end(self) -> None:
         (self._folder / "stop").touch()
         for process in self._running.values():
-            process.send_signal(signal.SIGCONT)
+            forks.send(process, signal.SIGCONT)
         for process in self._running.values():
             self._ended(process, 0)
 
-    def _ended(self, process: subprocess.Popen[bytes], code: int) -> None:
-        assert process.wait() == code, (self._folder / "errors").read_text()
+    def _ended(self, process: ForkServerProcess, code: int) -> None:
+        process.join()
+        assert process.exitcode == code, (self._folder / "errors").read_text()
 
     def end_all_processes(self) -> None:
         for process in self._running.values():
             process.kill()
-            process.wait()
+            process.join()
 
 
 @pytest.mark.slow
