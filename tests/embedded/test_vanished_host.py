@@ -105,7 +105,9 @@ def test_calls_end_when_the_host_of_the_database_vanished(
     """The test `test_vanished_peers` checks the sockets' limits where no network namespace can be made."""
     if (reason := why_unavailable()) is not None:
         pytest.skip(reason)
-    monkeypatch.setattr(session, "PEER_SECONDS_MAX", 5)
+    monkeypatch.setitem(session.PEER_PARAMETERS, "tcp_user_timeout", 2_000)
+    monkeypatch.setattr(session, "_CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setenv("DORMOUSE_CONNECTION_WAIT_SECONDS_MAX", "2")
     objects = tmp_path / "objects"
     objects.mkdir()
     with far_server(tmp_path) as dsn:
