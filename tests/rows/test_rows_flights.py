@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -24,11 +22,12 @@ import pytest
 import dormouse as dm
 from dormouse.demo.datasets import flights_csv
 from dormouse.rows.batches import BLOCK_ROWS_MAX
+from tests import forks
 from tests.row_editors import NOTE
 from tests.support.rows import RowTable
 
-ROOT = Path(__file__).parents[2]
-FLIGHTS = 100_000
+FLIGHTS = 60_000
+"""A number for three blocks of rows, and a query of several pages."""
 PROCESSES, SECONDS = 8, 20.0
 Cells = dict[str, Any]
 
@@ -107,42 +106,33 @@ def value_of(name: str, cell: str) -> Any:
     return cell if name in ("carrier", "tailnum", "origin", "dest") else int(cell)
 
 
-def dormouse(*arguments: object) -> Any:
-    """Runs a command and returns its JSON output."""
-    script = "import sys; from dormouse.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", script, *map(str, arguments), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def dormouse(cli: Callable[..., tuple[int, str, str]]) -> Callable[..., Any]:
+    """Returns a function that runs a command and returns its JSON output."""
+
+    def run(*arguments: object) -> Any:
+        code, out, err = cli(*map(str, arguments), "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return run
 
 
 def edited(folder: Path, processes: int, rows: int, seconds: float) -> list[dict[str, Any]]:
     """Runs processes that edit the table; returns the changes and answers that they recorded."""
-    until = time.time() + 5 + seconds
+    until = time.time() + seconds
     logs = [folder / f"log {number}" for number in range(processes)]
     lake = folder / "lake"
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.row_editors",
-                str(lake),
-                str(number),
-                str(rows),
-                str(until),
-                str(log),
-            ],
-            cwd=ROOT,
-        )
-        for number, log in enumerate(logs)
-    ]
+    program = "from tests.row_editors import main; main()"
+    started = [forks.start(program, lake, number, rows, until, log) for number, log in enumerate(logs)]
     try:
-        assert [one.wait(seconds + 300) for one in started] == [0] * processes
+        for one in started:
+            one.join(seconds + 300)
+        assert [one.exitcode for one in started] == [0] * processes
     finally:
         for one in started:
             one.kill()
-            one.wait()
+            one.join()
     return [json.loads(line) for log in logs for line in log.read_text().splitlines()]
 
 
@@ -196,7 +186,7 @@ def check_query(model: Model, rows: list[list[Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_many_processes_edit_the_table_at_once(tmp_path: Path) -> None:
+def test_many_processes_edit_the_table_at_once(tmp_path: Path, dormouse: Callable[..., Any]) -> None:
     lake, path = tmp_path / "lake", tmp_path / "flights.csv"
     flights = write_flights(path, FLIGHTS)
     assert len(flights) == FLIGHTS
@@ -217,10 +207,10 @@ def test_many_processes_edit_the_table_at_once(tmp_path: Path) -> None:
         assert NOTE.name in [column.name for column in table.columns()]
         history = table.history(limit=100_000)
         assert sum(one.last_version - one.first_version + 1 for one in history) == table.version()
-    round_trip(lake, tmp_path / "download.csv", len(model.rows))
+    round_trip(dormouse, lake, tmp_path / "download.csv", len(model.rows))
 
 
-def round_trip(lake: Path, path: Path, rows: int) -> None:
+def round_trip(dormouse: Callable[..., Any], lake: Path, path: Path, rows: int) -> None:
     """Downloads the rows, edits some, and uploads all. The edited rows are updated, and no row is
     duplicated.
     """
