@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,42 +13,10 @@ import pytest
 import dormouse as dm
 from dormouse.demo import datasets
 from dormouse.demo.datasets import Lineitem, scale_of
-from dormouse.demo.pipeline import WORK, claimed
+from dormouse.demo.pipeline import claimed
 
 GENERATED = {"at once": [None], "part by part": [1, 2]}
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the demo use every twentieth flight."""
-    with zipfile.ZipFile(datasets.flights_csv()) as whole:
-        header, *lines = whole.read("flights.csv").splitlines(keepends=True)
-    with zipfile.ZipFile(tmp_path / "few.zip", "w") as few:
-        few.writestr("flights.csv", header + b"".join(lines[::20]))
-    monkeypatch.setattr(datasets, "flights_csv", lambda: tmp_path / "few.zip")
-
-
-@pytest.mark.objects  # several tasks of Spark compact
-@pytest.mark.slow
-def test_flights_pass_the_whole_pipeline_and_all_answers_match_duckdb(
-    spark: object, cli: Cli, few_flights: None, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DORMOUSE_DSN", dsn)
-    code, out, err = cli("demo", "--folder", str(tmp_path / "lake"))
-    assert (code, err) == (0, "")
-    assert "\x1b" not in out  # no colour when piped
-    steps = [line for line in out.splitlines() if line.startswith(("ingest", "compact", "split", "collect"))]
-    assert [line.split()[0] for line in steps[:12]] == ["ingest"] * 12
-    assert "with Spark" in steps[11]
-    assert "Spark tasks" in steps[12]
-    assert steps[-1].startswith("collect: ")
-    assert out.count("✓ matches DuckDB") == 5
-    assert "all 5 answers match DuckDB's" in out
-    [recommended] = [line.strip() for line in out.splitlines() if line.startswith("  dormouse sql")]
-    code, out, _ = cli(*shlex.split(recommended)[1:])
-    assert (code, "ORD" in out) == (0, True)
-    assert not (tmp_path / "lake" / WORK).exists()
 
 
 def test_a_second_demo_in_the_folder_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
