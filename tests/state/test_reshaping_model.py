@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import dormouse as dm
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
-from tests.reshaped import Naive, Shaped
+from tests.reshaped import Naive, Shaped, check
 from tests.support.api import Instance
 from tests.support.model import DataType
 from tests.support.state import LAYOUTS
@@ -56,6 +56,7 @@ class Machine(RuleBasedStateMachine):
         self.other = self.instance.table(name)
         self.shaped = Shaped(self.instance, table, Naive.of(SCHEMA))
         self.keys = itertools.count()
+        self.turns = itertools.count()
 
     @property
     def values(self) -> list[dm.Field]:
@@ -126,6 +127,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         self.shaped.table.collect_garbage()
+        self.shaped.check()
 
     @rule()
     def cut(self) -> None:
@@ -133,11 +135,19 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        if hasattr(self, "shaped"):
-            self.shaped.check()
+        """Checks the current rows, and at each step those of another cut.
+
+        All are checked after each collection, and at the end.
+        """
+        if hasattr(self, "turns"):
+            check(self.shaped.table, self.instance, self.shaped.model)
+            if moments := [*self.shaped.moments.items()]:
+                name, model = moments[next(self.turns) % len(moments)]
+                check(self.shaped.table, self.instance, model, name)
 
     def teardown(self) -> None:
-        if hasattr(self, "shaped"):
+        if hasattr(self, "turns"):
+            self.shaped.check()
             assert self.instance.check(deep=True, table=self.shaped.table.name).problems == ()
 
 

@@ -60,9 +60,11 @@ class HistoryMachine(RuleBasedStateMachine):
         self.epochs: list[tuple[Any, Any]] = []
         self.ids: set[str] = set()
         self._note()
+        self.turns = itertools.count()
 
     def teardown(self) -> None:
-        if hasattr(self, "table"):
+        if hasattr(self, "turns"):
+            self._read_all()
             self.instance.drop_table(self.table.name)
 
     def _note(self) -> None:
@@ -110,6 +112,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject) -> None:
         if not self.cuts:
             return
+        self._read_all()
         at = data.draw(st.integers(0, len(self.cuts) - 1))
         history, (cut, _) = self.table.history, self.cuts[at]
         if at:
@@ -126,6 +129,7 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         assert self.table.collect_garbage().whole
+        self._read_all()
 
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
@@ -136,34 +140,46 @@ class HistoryMachine(RuleBasedStateMachine):
             self.table.restore(cut)
             self.rows = [*rows]
 
-    @invariant()
-    def epochs_are_read(self) -> None:
-        if not hasattr(self, "epochs"):
+    def _read_epoch(self, epoch: int) -> None:
+        history, (leaves, at) = self.table.history, self.epochs[epoch]
+        found = [(one.partition_id, one.region) for one in history.partitions_at(at)]
+        if epoch >= self.first:
+            assert [(p.partition_id, p.region) for p in history.active_partitions(epoch)] == leaves
+            assert (history.epoch_at(at), found) == (epoch, leaves)
             return
-        history = self.table.history
-        for epoch, (leaves, at) in enumerate(self.epochs):
-            found = [(one.partition_id, one.region) for one in history.partitions_at(at)]
-            if epoch >= self.first:
-                assert [(p.partition_id, p.region) for p in history.active_partitions(epoch)] == leaves
-                assert (history.epoch_at(at), found) == (epoch, leaves)
-                continue
-            then = dict(self.epochs[self.first][0])
-            assert found == [(name, region) for name, region in leaves if name in then]
-            with pytest.raises(EpochNotFound):
-                history.active_partitions(epoch)
-        records = list(history.epochs())
-        assert [record.epoch for record in records] == [*range(self.first, len(self.epochs))]
+        then = dict(self.epochs[self.first][0])
+        assert found == [(name, region) for name, region in leaves if name in then]
+        with pytest.raises(EpochNotFound):
+            history.active_partitions(epoch)
 
-    @invariant()
-    def moments_are_read(self) -> None:
-        if not hasattr(self, "cuts"):
-            return
-        assert sorted(self.table.query().read_all()["key"].to_pylist()) == sorted(self.rows)
-        for cut, rows in self.cuts:
-            assert sorted(self.table.query(as_of=cut).read_all()["key"].to_pylist()) == rows
+    def _read_cut(self, at: int) -> None:
+        cut, rows = self.cuts[at]
+        assert sorted(self.table.query(as_of=cut).read_all()["key"].to_pylist()) == rows
+
+    def _read_all(self) -> None:
+        for epoch in range(len(self.epochs)):
+            self._read_epoch(epoch)
+        for at in range(len(self.cuts)):
+            self._read_cut(at)
         for cut in self.gone:
             with pytest.raises((CutExpired, InvalidCut)):
                 self.table.query(as_of=cut)
+
+    @invariant()
+    def the_next_epoch_and_cut_are_read(self) -> None:
+        """Reads the current rows, and at each step another epoch and cut.
+
+        All are read where some are removed, after each collection, and at the end.
+        """
+        if not hasattr(self, "turns"):
+            return
+        assert sorted(self.table.query().read_all()["key"].to_pylist()) == sorted(self.rows)
+        records = list(self.table.history.epochs())
+        assert [record.epoch for record in records] == [*range(self.first, len(self.epochs))]
+        turn = next(self.turns)
+        self._read_epoch(turn % len(self.epochs))
+        if self.cuts:
+            self._read_cut(turn % len(self.cuts))
 
     @rule()
     def check(self) -> None:
