@@ -76,7 +76,7 @@ SPARK = (
     "test_key_order_spark", "test_s3", "test_demo_in_process", "test_spark_source", "test_spark_streams",
     "test_keyed_spark", "test_reshaping_writers", "test_reshaping_races",
     "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
-    "test_row_filter", "test_spark_functions", "test_spark_merge",
+    "test_row_filter", "test_rows_by_name", "test_spark_functions", "test_spark_merge", "test_spark_verified",
 )  # fmt: skip
 HOUSE = ("test_support", "test_tidy", "test_words")
 """The files that read the syntax trees of all files, which one worker parses."""
