@@ -83,12 +83,21 @@ class Cloud(Account):
     @property
     def app(self) -> tuple[str, ...]:
         command = f"{sys.executable} -m tests.deploy_local.app {self.work}"
-        return "--app", command, "--output", str(self.work / "cdk.out")
+        return "--app", command, "--output", self._assembly
+
+    @property
+    def synthesized(self) -> tuple[str, ...]:
+        """The arguments for what the last command with `app` synthesized. A synthesis takes seconds."""
+        return "--app", self._assembly
 
     @property
     def destroy_variables(self) -> Mapping[str, str]:
         # The deployed assembly: the app that cdk.json names would make another one.
-        return {"CDK_APP": str(self.work / "cdk.out")}
+        return {"CDK_APP": self._assembly}
+
+    @property
+    def _assembly(self) -> str:
+        return str(self.work / "cdk.out")
 
     def person(self, name: str) -> Person:
         """Creates an IAM user with the managed policy of this name, and no other right."""

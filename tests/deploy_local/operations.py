@@ -233,15 +233,15 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources) -> str:
     """
     with (cloud.work / "local.toml").open("a") as settings:
         settings.write('\n[tags]\nteam = "meanwhile"\n')
-    given = ("--force", *cloud.app, "--require-approval", "never")
-    _, said = cloud.cdk("deploy", "--all", *given, accept=(1,))
+    given = ("--force", "--require-approval", "never")
+    _, said = cloud.cdk("deploy", "--all", *cloud.app, *given, accept=(1,))
     formation, database = cloud.client("cloudformation"), stack_name("local", "database")
     (stack,) = formation.describe_stacks(StackName=database)["Stacks"]
     if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE" or PAUSED not in said:
         raise RunFailed(f"the stack {database} is {stack['StackStatus']}, and the CDK says: {sign(said)}")
     known = (one["StackName"] for one in formation.describe_stacks()["Stacks"])
     others = [one for one in known if one not in ("CDKToolkit", database)]
-    cloud.cdk("deploy", *others, "--exclusively", *given)
+    cloud.cdk("deploy", *others, "--exclusively", *cloud.synthesized, *given)
     if awake := still_awake(cloud, resources):
         raise RunFailed(f"after cdk deploy, {awake}")
     return "the database's stack is refused, the others are asleep as before"
@@ -250,7 +250,7 @@ def deploy_meanwhile(cloud: Cloud, resources: Resources) -> str:
 def deploy_awake(cloud: Cloud) -> None:
     """Deploys the stack that was refused during the pause."""
     name = stack_name("local", "database")
-    cloud.cdk("deploy", name, "--exclusively", *cloud.app, "--require-approval", "never")
+    cloud.cdk("deploy", name, "--exclusively", *cloud.synthesized, "--require-approval", "never")
     (stack,) = cloud.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
     tags = {one["Key"]: one["Value"] for one in stack["Tags"]}
     if stack["StackStatus"] != "UPDATE_COMPLETE" or tags.get("team") != "meanwhile":

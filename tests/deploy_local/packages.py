@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import sys
 from pathlib import Path
 
 from lambdas.build import NO_PYTHON, PACKAGES
-from packages import ARCHITECTURES, LAMBDA, interpreter
+from packages import LAMBDA, interpreter, native
 from tests.binaries import lacking
 from tests.deploy_local.account import ROOT, node
 from tests.deploy_local.cloud import EMULATOR_PYTHON, SECONDS_MAX
@@ -19,11 +18,6 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 INSTALLED = ROOT / ".venv-emulator" / ".installed"
 BUNDLE = Path("dormouse") / "postgres" / "rds-ca-bundle.pem"
 MIGRATIONS = Path("dormouse") / "postgres" / "migrations"
-
-
-def native_architecture() -> str:
-    """Returns the architecture of this machine, by the name that settings use."""
-    return {"aarch64": "arm64", "arm64": "arm64"}.get(platform.machine(), "x86_64")
 
 
 def install_emulator(logs: Path) -> None:
@@ -76,26 +70,23 @@ def build_all(logs: Path, architecture: str) -> str:
     return f"lambdas and the archive of EMR, for {architecture}"
 
 
-def check_binaries(logs: Path) -> str:
-    """Checks that Lambda's runtime has the libraries that each package needs, for both architectures."""
-    command = [sys.executable, "-m", "lambdas.build", "--architecture", "all"]
-    run("lambdas", command, dict(os.environ), logs, cwd=ROOT, seconds_max=SECONDS_MAX)
-    both = sorted(set(ARCHITECTURES.values()))
-    for architecture in both:
-        for name in PACKAGES:
-            for fault in lacking(ROOT / "build" / "lambdas" / f"{name}-{architecture}", architecture):
-                raise RunFailed(fault)
-    return f"{' and '.join(both)}, {len(PACKAGES)} packages each"
+def check_binaries() -> str:
+    """Checks that Lambda's runtime has the libraries that binaries for this machine's architecture need."""
+    architecture = native()
+    for name in PACKAGES:
+        for fault in lacking(ROOT / "build" / "lambdas" / f"{name}-{architecture}", architecture):
+            raise RunFailed(fault)
+    return f"{architecture}, {len(PACKAGES)} packages"
 
 
 def copy_packages(target: Path, certificates: Path) -> None:
     """Copies the files that a deployment packs into `target`. Its lambdas trust the run's database."""
-    for package in sorted((ROOT / "build" / "lambdas").glob(f"*-{native_architecture()}")):
+    for package in sorted((ROOT / "build" / "lambdas").glob(f"*-{native()}")):
         copy = target / "build" / "lambdas" / package.name
         shutil.copytree(package, copy, symlinks=True)
         if (copy / BUNDLE).exists():
             shutil.copyfile(certificates, copy / BUNDLE)
-    archive = target / "build" / "emr" / f"dormouse-{native_architecture()}.tgz"
+    archive = target / "build" / "emr" / f"dormouse-{native()}.tgz"
     archive.parent.mkdir()
     archive.write_bytes(b"")  # no Spark runs here
     shutil.copytree(ROOT / MIGRATIONS, target / MIGRATIONS)
@@ -113,4 +104,4 @@ def migration_folders(copied: Path) -> list[Path]:
 def write_settings(target: Path) -> None:
     """Writes the settings of local.toml, with the architecture of this machine."""
     settings = Path(__file__).with_name("local.toml").read_text("utf-8")
-    target.write_text(f'architecture = "{native_architecture()}"\n{settings}', "utf-8")
+    target.write_text(f'architecture = "{native()}"\n{settings}', "utf-8")

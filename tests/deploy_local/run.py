@@ -105,7 +105,7 @@ class EmulatedRun(Run):
         self.step("install the emulator", lambda: packages.install_emulator(logs))
         self.step("install the CDK CLI", lambda: packages.install_cdk(logs))
         self.step("build the lambda packages", lambda: packages.build_lambdas(logs))
-        self.step("the runtime has what binaries need", lambda: packages.check_binaries(logs))
+        self.step("the runtime has what binaries need", packages.check_binaries)
         self.step("start AWS, EMR Serverless and PostgreSQL on loopback", account.start)
         packages.copy_packages(account.work / "checkout", account.database.certificates)
         packages.write_settings(account.settings)

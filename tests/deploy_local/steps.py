@@ -105,7 +105,7 @@ def _refused_deploy(run: Deployment) -> str:
     built, away = cloud.work / "checkout" / "build", cloud.work / "built"
     built.rename(away)
     cloud.cdk("diff", *cloud.app)
-    _, said = cloud.cdk("deploy", "--all", *cloud.app, "--require-approval", "never", accept=(1,))
+    _, said = cloud.cdk("deploy", "--all", *cloud.synthesized, "--require-approval", "never", accept=(1,))
     away.rename(built)
     if "a deploy is refused: run make lambdas, make emr-package" not in said:
         raise RunFailed(f"it does not say what to build: {sign(said)}")

@@ -106,17 +106,17 @@ def lint() -> Callable[[Any], list[Any]]:
     options = {"regions": ["eu-central-1"], "ignore_checks": ["W3005"]}
     rules = Runner(ConfigMixIn(**options)).rules
 
-    def found(template: Any) -> list[Any]:
+    def matches(template: Any) -> list[Any]:
         decoded, errors = decode_str(json.dumps(template))
         return [*errors, *run_template_by_data(decoded, ConfigMixIn(**options), rules)]
 
-    return found
+    return matches
 
 
 @pytest.mark.slow
 def test_cfn_lint_finds_nothing(assembly: Assembly, lint: Callable[[Any], list[Any]]) -> None:
-    found = {stack: lint(template) for stack, template in assembly.stacks.items()}
-    assert {stack: matches for stack, matches in found.items() if matches} == {}
+    findings = {stack: matches for stack, template in assembly.stacks.items() if (matches := lint(template))}
+    assert findings == {}
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
