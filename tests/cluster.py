@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import time
@@ -18,10 +17,10 @@ import pyspark
 
 from dormouse.spark.session import java_home
 
-JARS = Path(pyspark.__file__).parent / "jars"
+SPARK_HOME = Path(pyspark.__file__).parent
 SECONDS_MAX = 600
 # a lost connection shows that a process died; a timeout would also end slow ones
-_SETTINGS = ("-Dspark.master.rest.enabled=false", f"-Dspark.worker.timeout={SECONDS_MAX}")
+_SETTINGS = f"-Dspark.master.rest.enabled=false -Dspark.worker.timeout={SECONDS_MAX}"
 Victim = Literal["executor", "worker"]
 
 
@@ -35,8 +34,10 @@ class Cluster:
             **environment,
             "JAVA_HOME": str(java_home(os.environ)),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_HOME": str(JARS.parent),
+            "SPARK_HOME": str(SPARK_HOME),
             "SPARK_SCALA_VERSION": "2.13",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {_SETTINGS}",
         }
         self._processes: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -80,14 +81,12 @@ class Cluster:
 
     def _start(self, name: str, main: str, *arguments: str) -> Path:
         log = self._folder / f"{name}-{len(self._processes)}.log"
-        java = Path(self._environment["JAVA_HOME"]) / "bin" / "java"
-        options = shlex.split(self._environment.get("SPARK_SUBMIT_OPTS", ""))
-        command = [java, "-Xmx256m", *options, *_SETTINGS, "-cp", JARS / "*"]
+        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{main}"]
         ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         folder = ["--work-dir", str(self._folder / "work")] if name == "worker" else []
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [*command, f"org.apache.spark.deploy.{main}", *ports, *folder, *arguments],
+                [*command, *ports, *folder, *arguments],
                 env=self._environment,
                 cwd=self._folder,
                 stdout=file,

@@ -32,6 +32,7 @@ from dormouse.cli import main
 from dormouse.embedded import server
 from dormouse.postgres import ConnectionSupplier, Retries, transaction
 from dormouse.state.commits import committer
+from tests import java
 from tests.aws_server import aws_server
 from tests.built import built_lambdas, lambda_sources  # noqa: F401 fixtures
 from tests.cloudformation import CloudFormation
@@ -67,6 +68,7 @@ LONGEST = (
     "test_store_under_fire", "test_updates", "test_small_batches", "test_listed_deletions",
     "test_edits_crash", "test_merges", "test_edits_overlap", "test_edits_model",
     # in the slow tier
+    "test_deploy_local", "test_spark_cluster", "test_spark_submit",
     "test_changes_model", "test_keyed_model", "test_history_model", "test_history_storm",
     "test_deletes_model", "test_deletes_faults", "test_bank", "test_keyed_storm", "test_small_storm",
 )  # fmt: skip
@@ -80,11 +82,7 @@ SPARK = (
 )  # fmt: skip
 HOUSE = ("test_support", "test_tidy", "test_words")
 """The files that read the syntax trees of all files, which one worker parses."""
-# a Java process of the tests lives for seconds: compile quickly, and skip the verification of Spark's jars
-HURRY = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
+os.environ |= {"SPARK_SUBMIT_OPTS": java.OPTIONS, "SPARK_LAUNCHER_OPTS": java.QUICK}
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # it would make 1,296 images for each test of EC2
 # The time of an example depends on the machine, and a failure prints its example.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=60)
@@ -313,6 +311,12 @@ def spark() -> Any:
     from dormouse.spark.session import spark_session
 
     return spark_session(cores=2, driver_memory="1g")
+
+
+@pytest.fixture(scope="session")
+def quick_java(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Makes the archive by which Java starts quickly, for slow tests, which start Java many times."""
+    java.make_archive(tmp_path_factory.mktemp("java"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Python workers of Spark, of which the first to write or read something hangs until it is killed.
+"""Python workers of Spark. When a test asks, the next to write or read something hangs until it is killed.
 
 As `spark.python.daemon.module`, this module starts the Python workers of an executor.
 """
@@ -17,24 +17,27 @@ from pyspark import daemon
 from dormouse.objects.s3 import S3Store
 
 WRITES = "TEST_HELD_WRITES"
-"""The environment variable with the path of a file.
-
-The worker that first creates this file hangs after it has written an object.
-"""
+"""The environment variable with the path of a file. While it exists, the next write of an object hangs."""
 
 
-def hold(held: str) -> None:
-    """Hangs in the first process that calls this function; `held` is the file that marks this."""
+def held_in(file: Path) -> Path:
+    """Returns the file with the id of the process that hangs."""
+    return file.with_suffix(".held")
+
+
+def hold(file: str) -> None:
+    """Hangs if the file exists. Only one process does, because it renames the file."""
+    held = held_in(Path(file))
     try:
-        with Path(held).open("x") as file:
-            file.write(f"{os.getpid()}\n")
-    except FileExistsError:
+        Path(file).rename(held)
+    except FileNotFoundError:
         return
+    held.write_text(f"{os.getpid()}\n")
     time.sleep(1_000)
 
 
 def reading(held: str) -> Any:
-    """Returns a step that passes batches on. In the first process, the step hangs after the first batch."""
+    """Returns a step that passes batches on. If the file `held` exists, the step hangs after a batch."""
 
     def given(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,8 +1,6 @@
-"""A driver that tests run on a Spark cluster. It does one kind of work and prints the result as JSON.
+"""A driver that tests run on a Spark cluster. It does the work of each line of its standard input.
 
-python -m tests.on_cluster WORK FOLDER [READING]
-
-The environment names the instance and the cluster. `READING` is the file for `held.reading`.
+A line is JSON: the fields of `Work`. The environment names the instance and the cluster.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import dormouse as dm
 from dormouse.settings import load_settings
 from dormouse.spark.session import spark_session
 from tests.held import WRITES, reading
+from tests.support.api import Instance
 
 ROWS = 40_000
 TASKS = 4
@@ -42,44 +42,56 @@ def rows(spark: SparkSession) -> DataFrame:
     return spark.range(0, ROWS, 1, TASKS).selectExpr("id as k", "id * 2 as v")
 
 
-def read(spark: SparkSession) -> DataFrame:
-    return spark.read.format("dormouse").options(table="t", split_bytes="1").load()
+@dataclass(frozen=True)
+class Work:
+    """A kind of work on a table. Its result is written to `folder` as JSON."""
+
+    kind: str
+    table: str
+    folder: str
+    reading: str = ""
+    """The file for `held.reading`, which then precedes the writes."""
+
+    def do(self, spark: SparkSession, instance: Instance) -> Any:
+        if self.kind == "ingest":
+            frame = self._through(rows(spark))
+            return instance.table(self.table).ingest(frame, ingest_id=f"once into {self.table}").rows
+        if self.kind == "compaction":
+            report = instance.table(self.table).compact(engine="spark")
+            return [report.jobs_run, report.given_up, *report.errors]
+        if self.kind == "source":
+            read = spark.read.format("dormouse").options(table=self.table, split_bytes="1").load()
+            return sorted(row.k for row in self._through(read).select("k").collect())
+        if self.kind == "sink":
+            writer = self._through(rows(spark)).write.format("dormouse")
+            return writer.options(table=self.table).mode("append").save()
+        return self._stream(spark)
+
+    def _stream(self, spark: SparkSession) -> None:
+        changes = spark.readStream.format("dormouse").options(table=self.table, changes_after="beginning")
+        writer = self._through(changes.load()).writeStream.format("dormouse")
+        writer = writer.option("checkpointLocation", f"{self.folder}/checkpoint")
+        writer = writer.options(table=f"{self.table}_copied", stream="copy")
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def _through(self, frame: DataFrame) -> DataFrame:
+        return frame.mapInArrow(reading(self.reading), frame.schema) if self.reading else frame
 
 
-def stream(frame: DataFrame, folder: str) -> None:
-    writer = frame.writeStream.format("dormouse").option("checkpointLocation", f"{folder}/checkpoint")
-    query = writer.options(table="copied", stream="copy").trigger(availableNow=True).start()
-    query.awaitTermination()
-
-
-def changes(spark: SparkSession) -> DataFrame:
-    return spark.readStream.format("dormouse").options(table="t", changes_after="beginning").load()
+def result_in(folder: Path) -> Path:
+    return folder / "found.json"
 
 
 def main() -> None:
-    work, folder, *held = sys.argv[1:]
     spark = spark_session(config=CONFIG)
-
-    def through(frame: DataFrame) -> DataFrame:
-        return frame.mapInArrow(reading(held[0]), frame.schema) if held else frame
-
     settings = load_settings()
     assert settings.dsn and settings.objects
-    found: Any = None
     with dm.connect(settings.dsn, settings.objects) as instance:
-        table = instance.table("t")
-        if work == "ingest":
-            found = table.ingest(through(rows(spark)), ingest_id="once").rows
-        elif work == "compaction":
-            report = table.compact(engine="spark")
-            found = [report.jobs_run, report.given_up, *report.errors]
-        elif work == "source":
-            found = sorted(row.k for row in through(read(spark)).select("k").collect())
-        elif work == "sink":
-            through(rows(spark)).write.format("dormouse").options(table="t").mode("append").save()
-        else:
-            stream(through(changes(spark)), folder)
-    (Path(folder) / "found.json").write_text(json.dumps(found))
+        for line in sys.stdin:
+            work = Work(**json.loads(line))
+            unfinished = Path(work.folder) / "unfinished.json"
+            unfinished.write_text(json.dumps(work.do(spark, instance)))
+            unfinished.rename(result_in(Path(work.folder)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,8 +21,8 @@ import dormouse as dm
 from tests.cluster import SECONDS_MAX, Cluster, Victim, cluster, wait_for
 from tests.databases import Databases
 from tests.embedded import on_tcp
-from tests.held import WRITES
-from tests.on_cluster import ROWS
+from tests.held import WRITES, held_in
+from tests.on_cluster import ROWS, Work, result_in
 from tests.small_tables import keys
 from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
@@ -51,7 +52,9 @@ def environment(s3_endpoint: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def of_two(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def of_two(
+    environment: dict[str, str], quick_java: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     with cluster(tmp_path_factory.mktemp("cluster"), environment) as started:
         yield started
 
@@ -65,20 +68,31 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
         yield Databases(make_conninfo(server.dsn, host="127.0.0.1", password="test"))  # noqa: S106
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def dsn(databases: Databases) -> Iterator[str]:
+    with databases.lent() as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="module")
 def url(s3_endpoint: str) -> str:
     return f"s3://dormouse-test/{uuid4().hex}/lake"
 
 
-@pytest.fixture
-def instance(dsn: str, url: str, s3_options: dict[str, str]) -> Iterator[Instance]:
-    with dm.connect(dsn, url, **s3_options) as opened:
+@pytest.fixture(scope="module")
+def instance(
+    dsn: str, url: str, s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Instance]:
+    keys = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+    staging = str(tmp_path_factory.mktemp("staging"))
+    with dm.connect(dsn, url, endpoint=s3_endpoint, staging_dir=staging, **keys) as opened:
         yield opened
 
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    return instance.create_table("t", SCHEMA, split_points=POINTS, properties=PROPERTIES)
+    name = f"t{len(instance.tables())}"
+    return instance.create_table(name, SCHEMA, split_points=POINTS, properties=PROPERTIES)
 
 
 def loaded(table: Table, times: int = 1) -> Table:
@@ -87,55 +101,58 @@ def loaded(table: Table, times: int = 1) -> Table:
     return table
 
 
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the path of the file that makes the next write or read of a task hang."""
+    return tmp_path_factory.mktemp("hanging") / "next"
+
+
+@pytest.fixture(scope="module")
+def driver(
+    environment: dict[str, str], of_two: Cluster, dsn: str, url: str, hanging: Path, instance: Instance
+) -> Iterator[subprocess.Popen[str]]:
+    """Yields a driver on the cluster. It does the work of all tests, because its start takes longer."""
+    named = {"DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url, "DORMOUSE_SPARK_MASTER": of_two.url}
+    ours = {**os.environ, **environment, **named, "SPARK_LOCAL_IP": "127.0.0.1", WRITES: str(hanging)}
+    command = [sys.executable, "-m", "tests.on_cluster"]
+    with subprocess.Popen(command, env=ours, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
 Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(
-    environment: dict[str, str], of_two: Cluster, dsn: str, url: str, tmp_path: Path, instance: Instance
-) -> Run:
+def run(of_two: Cluster, driver: subprocess.Popen[str], hanging: Path, table: Table, tmp_path: Path) -> Run:
     """Returns a function that does one kind of work on the cluster, and kills a process of the
     waiting task.
     """
-    named = {"DORMOUSE_DSN": dsn, "DORMOUSE_OBJECTS": url, "DORMOUSE_SPARK_MASTER": of_two.url}
-    ours = {**os.environ, **environment, **named, "SPARK_LOCAL_IP": "127.0.0.1"}
 
-    def done(work: str, victim: Victim, *, reads: bool = False) -> Any:
-        held = tmp_path / "held"
-        given = [] if reads else {WRITES: str(held)}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.on_cluster",
-            work,
-            str(tmp_path),
-            *([str(held)] if reads else []),
-        ]
-        with subprocess.Popen(command, env=ours | dict(given), cwd=ROOT) as driver:
-            try:
+    def text_of(path: Path) -> str | None:
+        assert driver.poll() is None, of_two.logs()
+        return path.read_text() or None if path.exists() else None
 
-                def is_held() -> str | None:
-                    assert driver.poll() is None, of_two.logs()
-                    return held.read_text() if held.exists() and held.read_text() else None
-
-                of_two.kill(int(wait_for(is_held)), victim)
-                assert driver.wait(SECONDS_MAX) == 0, of_two.logs()
-            finally:
-                driver.kill()
-        return json.loads((tmp_path / "found.json").read_text())
+    def done(kind: str, victim: Victim, *, reads: bool = False) -> Any:
+        held_in(hanging).unlink(missing_ok=True)
+        hanging.touch()
+        work = Work(kind, table.name, str(tmp_path), str(hanging) if reads else "")
+        assert driver.stdin is not None
+        print(json.dumps(asdict(work)), file=driver.stdin, flush=True)
+        of_two.kill(int(wait_for(lambda: text_of(held_in(hanging)))), victim)
+        return json.loads(wait_for(lambda: text_of(result_in(tmp_path))))
 
     return done
 
 
-def check_nothing_else(instance: Instance) -> None:
+def check_nothing_else(instance: Instance, *tables: Table) -> None:
     """Checks that the files of dead processes are deleted, and that all other files are complete."""
-    live: set[str] = set()
-    for table in instance.tables():
+    for table in tables:
         for _ in range(2):
             assert table.collect_garbage().failed == ()
-        live |= {reference.filename for reference in table.files.file_references()}
-    left = {name.removesuffix(".sketches") for name, _ in instance._objects.list("data")}
-    assert left == live
+        live = {reference.filename for reference in table.files.file_references()}
+        objects = instance._objects.list(table.context.table.object_prefix)
+        assert {name.removesuffix(".sketches") for name, _ in objects} == live
     assert instance.check(deep=True).problems == ()
 
 
@@ -145,7 +162,7 @@ def test_an_ingest_survives_a_killed_process(
 ) -> None:
     assert run("ingest", victim) == ROWS
     assert keys(table) == list(range(ROWS))
-    check_nothing_else(instance)
+    check_nothing_else(instance, table)
 
 
 def test_a_compaction_survives_a_killed_process(table: Table, run: Run, instance: Instance) -> None:
@@ -153,7 +170,7 @@ def test_a_compaction_survives_a_killed_process(table: Table, run: Run, instance
     assert run("compaction", "worker") == [len(POINTS) + 1, 0]
     assert keys(table) == sorted([*range(ROWS)] * 2)
     assert len(list(table.files.file_references())) == len(POINTS) + 1
-    check_nothing_else(instance)
+    check_nothing_else(instance, table)
 
 
 def test_a_read_survives_a_killed_process(table: Table, run: Run) -> None:
@@ -167,17 +184,19 @@ def test_a_write_survives_a_killed_process(table: Table, run: Run, instance: Ins
     run("sink", "worker", reads=reads)
     assert keys(table) == list(range(ROWS))
     if not reads:
-        check_nothing_else(instance)
+        check_nothing_else(instance, table)
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_streams_survive_a_killed_process(table: Table, run: Run, instance: Instance, reads: bool) -> None:
     loaded(table)
-    copied = instance.create_table("copied", CHANGES, split_points=POINTS, properties=PROPERTIES)
+    copied = instance.create_table(
+        f"{table.name}_copied", CHANGES, split_points=POINTS, properties=PROPERTIES
+    )
     run("streams", "worker", reads=reads)
     assert keys(copied) == list(range(ROWS))
     if not reads:
-        check_nothing_else(instance)
+        check_nothing_else(instance, table, copied)
 
 
 @pytest.fixture
@@ -186,10 +205,11 @@ def driver_error(environment: dict[str, str], dsn: str, tmp_path: Path) -> Calla
     error.
     """
 
-    def said(work: str, master: str, **other: str) -> str:
+    def said(kind: str, table: str, master: str, **other: str) -> str:
         named = {"DORMOUSE_DSN": dsn, "DORMOUSE_SPARK_MASTER": master, "SPARK_LOCAL_IP": "127.0.0.1"}
         done = subprocess.run(
-            [sys.executable, "-m", "tests.on_cluster", work, str(tmp_path)],
+            [sys.executable, "-m", "tests.on_cluster"],
+            input=json.dumps(asdict(Work(kind, table, str(tmp_path)))),
             env={**os.environ, **environment, **named, **other},
             cwd=ROOT,
             capture_output=True,
@@ -220,13 +240,15 @@ def test_missing_credentials_of_workers_are_reported_in_one_line(
     nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"}
     (tmp_path / "workers").mkdir()
     with cluster(tmp_path / "workers", {**without, **nowhere}, 1) as of_one:
-        line = driver_error("sink", of_one.url, DORMOUSE_OBJECTS=url).splitlines()
+        line = driver_error("sink", table.name, of_one.url, DORMOUSE_OBJECTS=url).splitlines()
     assert any(f"in {url}: there are no AWS credentials: set AWS_" in one for one in line), line
     assert keys(table) == []
-    check_nothing_else(instance)
+    check_nothing_else(instance, table)
 
 
 def test_a_missing_bucket_is_reported_in_one_line(table: Table, driver_error: Callable[..., str]) -> None:
-    line = driver_error("ingest", "local[1]", DORMOUSE_OBJECTS="s3://not-there/lake").splitlines()[-1]
+    line = driver_error(
+        "ingest", table.name, "local[1]", DORMOUSE_OBJECTS="s3://not-there/lake"
+    ).splitlines()[-1]
     assert line.startswith("dormouse.errors.ObjectStoreError: Cannot read object 'instance.json' in s3://not")
     assert line.endswith(": The specified bucket does not exist")

@@ -114,7 +114,7 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path, quick_java: None) -> dict[str, str]:
     """Returns this machine's environment, with a temporary folder that the test can inspect."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "here").mkdir()

@@ -31,6 +31,7 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
 }
 SECONDS_MAX = 600
 SCHEMA = OF_K_AND_NUMBERS
@@ -41,7 +42,7 @@ ROWS = 10_000
 
 
 @pytest.fixture(params=["local", "standalone"])
-def master(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def master(request: pytest.FixtureRequest, quick_java: None, tmp_path: Path) -> Iterator[str]:
     if request.param == "local":
         yield "local[2]"
         return
