@@ -26,7 +26,7 @@ from tests.support.model import Cut
 from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
 
 EXAMPLES, STEPS = 6, 40
-FAULT_EXAMPLES_MAX = 120
+FAULT_EXAMPLES_MAX = 20
 KEYS = st.integers(0, 9)
 ROWS = st.lists(
     st.tuples(KEYS, st.integers(0, 4), st.sampled_from([False, False, True])), min_size=1, max_size=6
@@ -307,9 +307,20 @@ def _any_row(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.objects  # joins of inlined files have code of their own
-@pytest.mark.parametrize("fault", [_forgetful, _unmerged, _by_the_commit, _any_row])
+@pytest.mark.parametrize(
+    ("fault", "rules"),
+    [
+        (_forgetful, "load_around_a_compaction"),
+        (_unmerged, "upsert"),
+        (_by_the_commit, "load_around_a_deletion upsert"),
+        (_any_row, "upsert compact"),
+    ],
+)
 def test_planted_faults_are_found(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+    instance: Instance,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[pytest.MonkeyPatch], None],
+    rules: str,
 ) -> None:
     fault(monkeypatch)
-    finds_what_is_wrong(KeyedMachine, instance, FAULT_EXAMPLES_MAX, STEPS)
+    finds_what_is_wrong(KeyedMachine, instance, rules, FAULT_EXAMPLES_MAX, STEPS)

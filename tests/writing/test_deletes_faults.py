@@ -22,7 +22,7 @@ from dormouse.writing.compaction_job import JobDeletions
 from tests.machines import finds_what_is_wrong
 from tests.support.api import Instance
 from tests.support.state import Erasure, FileReferenceStore
-from tests.writing.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
+from tests.writing.test_deletes_model import STEPS, DeletesMachine
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -165,24 +165,26 @@ def writers_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_Erasing, "end_writers", lambda self, *, abandon: [])
 
 
-FAULTS = [
-    applied_to_later_files,
-    missing_in_changes,
-    writers_forgotten,
-    later_rows,
-    applied_twice,
-    lost_in_jobs,
-    seen_too_late,
-    lost_at_splits,
-    retired_early,
-    unknown_to_moments,
-    known_to_all_moments,
-    lost_by_looks,
-    not_restored,
-    deleted_twice_in_changes,
-    history_kept,
-    output_not_searched,
-]
+FAULTS = {
+    applied_to_later_files: "delete_rows_that_come_again",
+    missing_in_changes: "delete_listed_between_cuts",
+    writers_forgotten: "begin_ingest erase",
+    later_rows: "delete_rows_that_come_again",
+    applied_twice: "delete_rows_that_come_again",
+    lost_in_jobs: "delete_rows_that_come_again",
+    seen_too_late: "delete_amid_jobs",
+    lost_at_splits: "ingest divide delete",
+    retired_early: "ingest delete collect",
+    unknown_to_moments: "delete_listed_between_cuts",
+    known_to_all_moments: "delete_listed_between_cuts",
+    lost_by_looks: "delete_few_of_many",
+    not_restored: "ingest delete_and_restore",
+    deleted_twice_in_changes: "delete_rows_twice",
+    history_kept: "ingest compact erase",
+    output_not_searched: "erase_amid_jobs",
+}
+"""The rules of the machine that reach each fault."""
+EXAMPLES_MAX = 20
 
 
 @pytest.mark.slow
@@ -191,4 +193,4 @@ def test_the_model_finds_a_planted_fault(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     plant(monkeypatch)
-    finds_what_is_wrong(DeletesMachine, instance, 20 * EXAMPLES, STEPS)
+    finds_what_is_wrong(DeletesMachine, instance, FAULTS[plant], EXAMPLES_MAX, STEPS)
