@@ -12,9 +12,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 IMPORTED = (
-    "api.instance", "api.row_table", "api.table", "data.datafusion_session", "durability.backups",
-    "durability.erasing", "embedded.restoring", "jobs", "objects.folder", "objects.s3", "reading.executor",
-    "reading.scan_session", "writing.compaction_job", "writing.edits", "writing.ingest",
+    "api.instance", "api.row_table", "api.table", "api.transaction", "data.datafusion_session",
+    "durability.backups", "durability.erasing", "embedded.restoring", "jobs.claims", "objects.folder",
+    "objects.s3", "reading.executor", "reading.scan_session", "reading.sql.engine", "rows.cluster",
+    "writing.compaction_job", "writing.edits", "writing.ingest", "writing.merging", "writing.plain_changes",
+    "writing.splitting", "writing.updating",
 )  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
 """The context of processes that have imported these modules, but have not opened a store."""

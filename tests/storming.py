@@ -105,7 +105,12 @@ class Workers:
         self.killed = 0
 
     def _start(self, role: str) -> ForkServerProcess:
-        return forks.start(*self._command, role, errors=self._folder / "errors")
+        process = forks.start(*self._command, role, errors=self._folder / "errors")
+        with suppress(ProcessLookupError):  # it has failed at once
+            os.setpriority(
+                os.PRIO_PROCESS, process.pid, 2
+            )  # turns of the reader, which end the storm, go first
+        return process
 
     def storm(
         self,

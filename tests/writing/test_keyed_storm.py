@@ -160,7 +160,7 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool,
             found = read(table, number % 2)
             check(found, before, Notes(folder))
 
-        workers.storm(turn, seconds, lambda: len(Notes(folder).acknowledged) >= 30, rng if kills else None)
+        workers.storm(turn, seconds, lambda: len(Notes(folder).acknowledged) >= 50, rng if kills else None)
         notes = Notes(folder)
         found = read(table, 0)
         check(found, notes, notes)

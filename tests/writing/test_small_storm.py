@@ -21,7 +21,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import CutExpired, ObjectNotFound, QueryOvertaken
 from tests.runners import EXPIRE_LEASE
-from tests.storming import PATIENCE_SECONDS, Workers
+from tests.storming import PATIENCE_SECONDS, STORM_SECONDS, Workers
 from tests.support.api import Table
 from tests.support.state import LAYOUTS
 
@@ -247,4 +247,4 @@ def test_reads_see_acknowledged_rows_in_a_long_storm_with_kills(
     dsn: str, tmp_path: Path, layout: str
 ) -> None:
     roles = ["write 0", "write 1", "write 2", "edit", "edit", "compact", "flush", "split", "collect"]
-    storm(dsn, tmp_path, roles, 20, kills=True, layout=layout)
+    storm(dsn, tmp_path, roles, 3 * STORM_SECONDS, kills=True, layout=layout)
