@@ -310,7 +310,7 @@ def _any_row(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "rules"),
     [
-        (_forgetful, "load_around_a_compaction"),
+        (_forgetful, "load_around_a_compaction look"),
         (_unmerged, "upsert"),
         (_by_the_commit, "load_around_a_deletion upsert"),
         (_any_row, "upsert compact"),
