@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -107,9 +108,8 @@ class Workers:
     def _start(self, role: str) -> ForkServerProcess:
         process = forks.start(*self._command, role, errors=self._folder / "errors")
         with suppress(ProcessLookupError):  # it has failed at once
-            os.setpriority(
-                os.PRIO_PROCESS, process.pid, 2
-            )  # turns of the reader, which end the storm, go first
+            # turns of the reader end the storm, so the reader goes first
+            os.setpriority(os.PRIO_PROCESS, process.pid, 2)
         return process
 
     def storm(
