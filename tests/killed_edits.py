@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 
 import dormouse as dm
+from tests.forks import Forks
 from tests.support.api import Instance
 
 KEYED, EVERY = "keyed", "every"
 KEYS = (1, 2, 3)
 ONES = {"k": [*KEYS], "v": [1, 1, 1]}
+PROGRAM = "from tests.killed_edits import main; main()"
 PLUS_ONE = {"v": dm.sql("v + 1")}
 MATCHED = [dm.WhenMatched(update={"v": dm.sql("t.v + s.v")}), dm.WhenNotMatched(insert="*")]
 Edit = Callable[[Instance, str, int], Any]
@@ -84,50 +84,25 @@ _RUN: Mapping[str, Edit] = {
 
 
 class Editors:
-    """The parent of editing processes, which it forks so that each begins at once."""
+    """Editing processes of an instance, each forked by a parent that has imported Dormouse."""
 
-    def __init__(self, dsn: str, objects: str) -> None:
-        self._parent = subprocess.Popen(
-            [sys.executable, "-c", "from tests.killed_edits import serve; serve()", dsn, objects],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, forks: Forks, dsn: str, objects: str) -> None:
+        self._forks, self._dsn, self._objects = forks, dsn, objects
 
     def is_killed(self, what: str, edit_id: str, value: int, number: int) -> bool:
         """Runs an edit; returns whether it was killed before its exchange `number`, or ended first."""
-        assert self._parent.stdin is not None
-        assert self._parent.stdout is not None
-        self._parent.stdin.write(f"{what};{edit_id};{value};{number}\n")
-        self._parent.stdin.flush()
-        status = int(self._parent.stdout.readline())
-        assert status in (0, signal.SIGKILL), status
-        return status != 0
-
-    def close(self) -> None:
-        self._parent.kill()
-        self._parent.communicate()
+        code = self._forks.run(PROGRAM, self._dsn, self._objects, what, edit_id, value, number)
+        assert code in (0, -signal.SIGKILL), code
+        return code != 0
 
 
-def serve() -> None:
-    """Runs as the parent process: forks a process for each line that it reads."""
-    dsn, objects = sys.argv[1:3]
-    for line in sys.stdin:
-        what, edit_id, value, number = line.rstrip("\n").split(";")
-        child = os.fork()
-        if child == 0:
-            done = 1
-            try:
-                with dm.connect(dsn, objects) as instance:
-                    _die_at(int(number))
-                    _RUN[what](instance, edit_id, int(value))
-                    done = 0
-                    os._exit(0)
-            finally:
-                os._exit(done)
-        _, status = os.waitpid(child, 0)
-        print(status, flush=True)
+def main() -> None:
+    """Runs as an editing process."""
+    dsn, objects, what, edit_id, value, number = sys.argv[1:]
+    with dm.connect(dsn, objects) as instance:
+        _die_at(int(number))
+        _RUN[what](instance, edit_id, int(value))
+        os._exit(0)  # the exchanges that close the instance are not those of an edit
 
 
 def _die_at(number: int) -> None:

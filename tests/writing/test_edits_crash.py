@@ -5,7 +5,6 @@ The same id again completes each of them once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from itertools import cycle
@@ -18,6 +17,7 @@ from runners import the_dead_are_known
 
 import dormouse as dm
 from tests.cutting import CuttingProxy, until
+from tests.forks import Forks
 from tests.killed_edits import BY_VALUES, EDITS, EVERY, KEYED, KEYS, Editors
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
@@ -27,10 +27,8 @@ PROPERTIES = {"compaction_strategy": "basic", "compaction_batch_files": 2, "gc_d
 
 
 @pytest.fixture
-def editors(instance: Instance, dsn: str, tmp_path: Path) -> Iterator[Editors]:
-    found = Editors(dsn, (tmp_path / "objects").as_uri())
-    yield found
-    found.close()
+def editors(instance: Instance, forks: Forks, dsn: str, tmp_path: Path) -> Editors:
+    return Editors(forks, dsn, (tmp_path / "objects").as_uri())
 
 
 def fill(instance: Instance, layout: str) -> None:
