@@ -288,49 +288,51 @@ def _columns(schema: Schema) -> Columns:
 
 
 class EditJudge:
-    """DuckDB with the rows of the tables, and with their constraints on nulls."""
+    """A DuckDB that gets the rows of an edit's table, with its constraints on nulls."""
 
     def __init__(self, made: Sequence[Create]) -> None:
         self._made = {one.table: one for one in made}
+        self._opened = duckdb.connect()
+        self._opened.execute("set TimeZone = 'UTC'")
 
-    def after(self, tables: Mapping[str, pa.Table], edit: Edit) -> pa.Table | str:
-        """Returns the rows that the changed table has after an edit, or why the edit must be refused."""
-        with duckdb.connect() as opened:
-            opened.execute("set TimeZone = 'UTC'")
-            for name, rows in tables.items():
-                opened.register("rows_of_it", rows)
-                opened.execute(f"create table {quoted(name)} as from rows_of_it")
-                for one in self._made[name].schema.fields:
-                    if not one.nullable:
-                        opened.execute(f"alter table {quoted(name)} alter {quoted(one.name)} set not null")
-            try:
-                if edit.matches and (several := opened.execute(edit.matches).fetchall()):
-                    acting = max(number for _, number, _ in several)
-                    if acting > 1:
-                        return "ambiguous"
-                    if acting == 1:
-                        return "perhaps ambiguous"
-                opened.execute(edit.text)
-            except duckdb.Error as error:
-                return str(error)
-            found = opened.execute(f"from {quoted(edit.table)}").to_arrow_table()
-        schema = self._made[edit.table].schema
-        found = found.cast(tables[edit.table].schema)
+    def after(self, rows: pa.Table, edit: Edit) -> pa.Table | str:
+        """Returns the rows that the changed table has after an edit, or why the edit must be refused.
+
+        An edit reads no other table.
+        """
+        opened, schema = self._opened, self._made[edit.table].schema
+        opened.register("rows_of_it", rows)
+        opened.execute(f"create or replace table {quoted(edit.table)} as from rows_of_it")
+        for one in schema.fields:
+            if not one.nullable:
+                opened.execute(f"alter table {quoted(edit.table)} alter {quoted(one.name)} set not null")
+        try:
+            if edit.matches and (several := opened.execute(edit.matches).fetchall()):
+                acting = max(number for _, number, _ in several)
+                if acting > 1:
+                    return "ambiguous"
+                if acting == 1:
+                    return "perhaps ambiguous"
+            opened.execute(edit.text)
+        except duckdb.Error as error:
+            return str(error)
+        found = opened.execute(f"from {quoted(edit.table)}").to_arrow_table()
+        found = found.cast(rows.schema)
         if self._made[edit.table].properties.get("keep"):
             keys = found.select(schema.key_names)
             if keys.group_by(schema.key_names).aggregate([]).num_rows < keys.num_rows:
                 return "perhaps: a key twice"
         aggregate = self._made[edit.table].properties.get("aggregate")
         if aggregate:
-            rows = merged(schema, aggregate, found.to_pylist())
-            found = pa.Table.from_pylist(rows, schema=found.schema)
+            left = merged(schema, aggregate, found.to_pylist())
+            found = pa.Table.from_pylist(left, schema=found.schema)
         return found
 
 
 def check(instance: Instance, lake: Lake, judge: EditJudge, edit: Edit, *, by_statement: bool) -> str:
     """Makes an edit, and compares the table's rows with the judge's; returns what became of the edit."""
-    tables = lake.tables()
-    expected = judge.after(tables, edit)
+    rows = lake.tables()[edit.table]
+    expected = judge.after(rows, edit)
     try:
         if by_statement:
             instance.execute(edit.text)
@@ -339,7 +341,7 @@ def check(instance: Instance, lake: Lake, judge: EditJudge, edit: Edit, *, by_st
     except DormouseError as error:
         assert isinstance(expected, str), f"{edit.text}\nrefused: {error}\nDuckDB: {expected}"
         assert "\n" not in str(error), error
-        expected, outcome = tables[edit.table], "refused"
+        expected, outcome = rows, "refused"
     else:
         outcome = "made"
         if isinstance(expected, str):
