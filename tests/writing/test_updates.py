@@ -60,7 +60,11 @@ def test_updates_are_those_of_duckdb(
     instance: Instance, layout: str, keep: str, inline_bytes_max: int
 ) -> None:
     judged = Judged(instance, ROWS, layout, keep, inline_bytes_max=inline_bytes_max)
-    for where, values, condition, sets in sampled(CASES, 8) + (OF_KEYS if keep == "every_row" else []):
+    cases = sampled(CASES, 8) + (OF_KEYS if keep == "every_row" else [])
+    for number, (where, values, condition, sets) in enumerate(cases):
+        if number % 6 == 5 and inline_bytes_max:
+            # planning slows down with each pending deletion; with objects, those of all cases are
+            judged.table.compact(full=True)
         update = Update(judged.sessions, where, values)
         if condition == "false" and where is dm.ALL:
             with pytest.raises(DormouseError, match="'i'"):
