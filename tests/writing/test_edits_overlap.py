@@ -12,6 +12,7 @@ from keyed_tables import MARKS, SCHEMA, data
 
 import dormouse as dm
 from dormouse.errors import InvalidInput
+from dormouse.state.files import attempts
 from tests.support.api import Instance, Table
 from tests.tiers import sampled
 
@@ -119,8 +120,12 @@ def overlapping(
 
 @pytest.mark.parametrize("outer", sampled([*CHANGES], 4))
 @pytest.mark.parametrize("inner", sampled([*CHANGES][3:] + [*CHANGES][:3], 4))
-def test_transactions_that_overlap_have_an_order(instance: Instance, outer: str, inner: str) -> None:
+def test_transactions_that_overlap_have_an_order(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str
+) -> None:
     """Each two changes meet on both kinds of tables: on one kind, the first change is the outer one."""
+    # an outer one that inserts waits in vain for an inner load, which commits only after it
+    monkeypatch.setattr(attempts, "OLDER_SECONDS_MAX", 0.1)
     both, names = (CHANGES[outer], CHANGES[inner]), [*CHANGES]
     is_keyed = names.index(outer) < names.index(inner) or (outer == inner and names.index(outer) % 2)
     keep = "newest_row" if is_keyed else "every_row"
