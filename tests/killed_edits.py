@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 import dormouse as dm
-from tests.forks import Forks
+from tests import forks
 from tests.support.api import Instance
 
 KEYED, EVERY = "keyed", "every"
@@ -86,12 +86,12 @@ _RUN: Mapping[str, Edit] = {
 class Editors:
     """Editing processes of an instance, each forked by a parent that has imported Dormouse."""
 
-    def __init__(self, forks: Forks, dsn: str, objects: str) -> None:
-        self._forks, self._dsn, self._objects = forks, dsn, objects
+    def __init__(self, dsn: str, objects: str) -> None:
+        self._dsn, self._objects = dsn, objects
 
     def is_killed(self, what: str, edit_id: str, value: int, number: int) -> bool:
         """Runs an edit; returns whether it was killed before its exchange `number`, or ended first."""
-        code = self._forks.run(PROGRAM, self._dsn, self._objects, what, edit_id, value, number)
+        code = forks.run(PROGRAM, self._dsn, self._objects, what, edit_id, value, number)
         assert code in (0, -signal.SIGKILL), code
         return code != 0
 

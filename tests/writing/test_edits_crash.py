@@ -17,7 +17,6 @@ from runners import the_dead_are_known
 
 import dormouse as dm
 from tests.cutting import CuttingProxy, until
-from tests.forks import Forks
 from tests.killed_edits import BY_VALUES, EDITS, EVERY, KEYED, KEYS, Editors
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
@@ -27,8 +26,8 @@ PROPERTIES = {"compaction_strategy": "basic", "compaction_batch_files": 2, "gc_d
 
 
 @pytest.fixture
-def editors(instance: Instance, forks: Forks, dsn: str, tmp_path: Path) -> Editors:
-    return Editors(forks, dsn, (tmp_path / "objects").as_uri())
+def editors(instance: Instance, dsn: str, tmp_path: Path) -> Editors:
+    return Editors(dsn, (tmp_path / "objects").as_uri())
 
 
 def fill(instance: Instance, layout: str) -> None:
