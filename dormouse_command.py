@@ -40,16 +40,9 @@ def _spare_imports() -> None:
     # pydantic would look for plugins in the metadata of every package
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if sys.argv[1:2] == ["query"]:
-        # Arrow loads pandas with the first value that it converts, to know its kinds of null
-        sys.meta_path.insert(0, _WithoutPandas())
+        from dormouse.settings.process import leave_out_pandas
 
-
-class _WithoutPandas:
-    """A finder that makes pandas look as if it were not installed."""
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is left out here", name=fullname)
+        leave_out_pandas()
 
 
 def _end(number: int, frame: object) -> None:

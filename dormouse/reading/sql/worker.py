@@ -208,7 +208,7 @@ def _engine(setup: Setup) -> Engine:
 def _warm_up(engine: Engine) -> None:
     schemas = {"t": Schema(row_keys=[Field("k", LONG)])}
     with closing(engine.session(Interruption())) as session:
-        # with a parameter: for the first one DuckDB loads pandas, if it is installed
+        # with a parameter: for the first one DuckDB loads numpy
         statement = "SELECT * FROM t WHERE k = $1"
         session.wanted(Planning(schemas, session.parsed(statement), [1]))
         for _ in session.rows({"t": "SELECT 1::BIGINT AS k"}, statement, [1]).batches:
@@ -287,7 +287,3 @@ def _ours(error: BaseException) -> DormouseError:
     if isinstance(error, MemoryError):
         return QueryTooLarge("the statement needs more memory than it may use")
     return EngineFailed(f"the statement failed; write it differently: {one_line(error)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -80,6 +80,12 @@ _NOT_FOR_IT = (PREFIX, "PG")
 
 These variables give access to the database, or contain the service's token.
 """
+_PROGRAM = """
+from dormouse.settings.process import leave_out_pandas
+leave_out_pandas()
+from dormouse.reading.sql.worker import main
+main()
+"""
 _VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 """Environment variables of workers. Another memory pool than the system's would reserve a gigabyte."""
 
@@ -262,7 +268,7 @@ def _started(end: int, lifeline: int) -> subprocess.Popen[bytes]:
     variables = {k: v for k, v in environment().items() if not k.startswith(_NOT_FOR_IT)}
     return subprocess.Popen(
         # not from the current folder
-        [sys.executable, "-P", "-m", "dormouse.reading.sql.worker", str(end), str(lifeline)],
+        [sys.executable, "-P", "-c", _PROGRAM, str(end), str(lifeline)],
         env=variables | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_VARIABLES},
         pass_fds=(end, lifeline),
         stdin=subprocess.DEVNULL,
