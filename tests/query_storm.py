@@ -48,6 +48,8 @@ A query does not read all row groups at once.
 """
 ROWS = 30
 WRITERS_MAX = 8
+INGESTS_A_ROUND = 2
+"""The number of ingests of a writer after which it waits for maintenance of a table."""
 COLLECTED_MEANWHILE = (
     "faster than they are read",
     "too many to be held back",
@@ -129,7 +131,10 @@ def run(storm: Storm, work: Callable[..., None], number: int) -> None:
 
 
 def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer: int) -> None:
-    """Sends one ingest to each of the tables; sends some of them twice."""
+    """Sends one ingest to each of the tables; sends some of them twice.
+
+    Waits for maintenance after some ingests, or the tables would soon be so large that little happens.
+    """
     for table, context in enumerate(storm.contexts(supplier)):
         place = storm.place(table, writer)
         number = storm.begun[place]
@@ -141,6 +146,8 @@ def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer
             while not has_ingested(storm, context, data, f"{writer}-{number}"):
                 pass
         storm.acknowledged[place] = number + 1
+    if storm.acknowledged[writer] % INGESTS_A_ROUND == 0:
+        storm.await_rounds(0, 1)
 
 
 def has_ingested(storm: Storm, context: TableContext, data: pa.Table, ingest_id: str) -> bool:
