@@ -10,6 +10,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,34 +20,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from benchmarks.harness.processes import remotes
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
 
 WRITERS, INGESTS, ROWS = 3, 6, 20
-WRITER = dedent("""
-    import sys
-    import pyarrow as pa
-    import dormouse as dm
-
-    dsn, objects, number, ingests, rows = *sys.argv[1:3], *map(int, sys.argv[3:])
-    with dm.connect(dsn, objects) as instance:
-        table, edited = instance.table("t"), 0
-        count = {"edits": dm.sql("edits + 1")}
-        for turn in range(ingests):
-            first = (number * ingests + turn) * rows
-            keys = [(first + n) * 7919 % 100_003 for n in range(rows)]
-            numbers = {"number": range(first, first + rows), "edits": [0] * rows}
-            table.ingest(pa.table({"key": keys, **numbers}), engine="local")
-            for where in ({"number": dm.Range(first - rows, first + 3)}, dm.sql(f"key % 9 = {turn}")):
-                if turn % 4 == number or isinstance(where, dict):
-                    edited += table.update(where, count, attempts_max=1_000).rows
-            if turn % 2 == number % 2:
-                table.compact(engine="local")
-            if turn % 3 == 0:
-                table.split()
-            table.collect_garbage()
-        print(edited)
-""")
 READER = dedent("""
     import sys
     import dormouse as dm
@@ -58,6 +38,35 @@ READER = dedent("""
 SCHEMA = dm.Schema(
     [dm.Field("key", dm.LONG)], values=[dm.Field("number", dm.LONG), dm.Field("edits", dm.LONG)]
 )
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A process that ingests, edits, compacts, splits and collects."""
+
+    dsn: str
+    objects: str
+    number: int
+
+    def run(self) -> int:
+        """Returns the number of rows that it has edited."""
+        with dm.connect(self.dsn, self.objects) as instance:
+            table, edited = instance.table("t"), 0
+            count = {"edits": dm.sql("edits + 1")}
+            for turn in range(INGESTS):
+                first = (self.number * INGESTS + turn) * ROWS
+                keys = [(first + n) * 7919 % 100_003 for n in range(ROWS)]
+                numbers = {"number": range(first, first + ROWS), "edits": [0] * ROWS}
+                table.ingest(pa.table({"key": keys, **numbers}), engine="local")
+                for where in ({"number": dm.Range(first - ROWS, first + 3)}, dm.sql(f"key % 9 = {turn}")):
+                    if turn % 4 == self.number or isinstance(where, dict):
+                        edited += table.update(where, count, attempts_max=1_000).rows
+                if turn % 2 == self.number % 2:
+                    table.compact(engine="local")
+                if turn % 3 == 0:
+                    table.split()
+                table.collect_garbage()
+            return edited
 
 
 @pytest.fixture
@@ -83,28 +92,19 @@ def test_nothing_is_missed_and_nothing_comes_twice_in_a_storm(
     table = instance.create_table("t", SCHEMA, layout=layout, properties=properties)
     consumer = table.consumer("etl")
     slow = table.consumer("slow")
-    command = [sys.executable, "-c", WRITER, dsn, objects]
-    writers = [
-        subprocess.Popen(
-            [*command, *map(str, (number, INGESTS, ROWS))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(WRITERS)
-    ]
     came = Counter[tuple[int, int]]()
-    while True:
-        is_over = all(writer.poll() is not None for writer in writers)
-        apply(consumer.read(), came)
-        consumer.acknowledge()
-        if is_over:
-            break
-    edits = 0
-    for writer in writers:
-        out, errors = writer.communicate()
-        assert writer.returncode == 0, errors
-        edits += int(out)
+    with remotes(
+        [partial(nullcontext, Writer(dsn, objects, number)) for number in range(WRITERS)]
+    ) as writers:
+        for writer in writers:
+            writer.begin("run")
+        while True:
+            is_over = all(writer.has_answered() for writer in writers)
+            apply(consumer.read(), came)
+            consumer.acknowledge()
+            if is_over:
+                break
+        edits = sum(writer.result() for writer in writers)
     everything = Counter((row["number"], row["edits"]) for row in table.query().read_all().to_pylist())
     assert sorted(number for number, _ in everything.elements()) == [*range(WRITERS * INGESTS * ROWS)]
     assert sum(count for _, count in everything) == edits, "an edit is lost, or applied twice"
