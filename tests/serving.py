@@ -18,6 +18,8 @@ import pyarrow as pa
 
 import dormouse as dm
 from dormouse.service.app import Server
+from dormouse.service.running import Runner
+from dormouse.service.security import Place
 from dormouse.settings.service import load_service_settings
 from tests.pauses import pauses
 from tests.support.api import Instance
@@ -77,6 +79,13 @@ def running(instance: Any, **settings: Any) -> Iterator[Server]:
         server.stop()
         thread.join(SECONDS_MAX)
         assert not thread.is_alive()
+
+
+def runner_of(server: Server, place: Place) -> Runner:
+    """Returns the runner of a place of a server. A test may change its time limit, `seconds_max`."""
+    app: Any = server._server.config.app
+    found: Runner = app.state.service.runners[place]
+    return found
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -20,7 +20,9 @@ import dormouse as dm
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidQuery
 from dormouse.reading.sql.workers import Workers
-from tests.hostile_statements import HOSTILE
+from dormouse.service.running import Runner
+from dormouse.service.security import Place
+from tests.hostile_statements import HOSTILE, TIME
 from tests.serving import (
     ARROW,
     SECONDS_MAX,
@@ -30,16 +32,22 @@ from tests.serving import (
     http_post,
     metric,
     request,
+    runner_of,
     running,
 )
 from tests.standard import OF_K
 
 ROWS = 100_000
 MEMORY = 512 * 1024**2
+SPILL = 64 * 1024**2
 QUERY_SECONDS = 2.0
+ENDLESS_SECONDS = 0.5
+"""The limit of statements that need only time, and reach any limit."""
 STOP_SECONDS_MAX = 10.0
 HEALTH_SECONDS_MAX = 10.0
 """The limit while other tests run on the machine. Without them, an answer takes 0.1 s."""
+Served = tuple[str, Workers, Runner]
+"""The URL of a service, its workers, and the runner of its statements, which has their time limit."""
 ANSWERS = {200, 400, 413, 504}
 FEW = (
     "levenshtein", "cross product", "repeat", "rows of megabytes", "list", "string_agg", "backtracking",
@@ -55,23 +63,23 @@ def instance(module_instance: dm.Instance) -> dm.Instance:
 
 
 @contextmanager
-def _served(instance: dm.Instance, **settings: Any) -> Iterator[tuple[str, Workers]]:
-    """Yields the URL and the workers of a service with two workers."""
+def _served(instance: dm.Instance, **settings: Any) -> Iterator[Served]:
+    """Runs a service with two workers."""
     given = {"sql_workers": 2, "sql_memory_bytes_max": MEMORY, "queue_seconds_max": SECONDS_MAX}
     with running(instance, **given | settings) as server:
         here: Any = server._server.config.app
-        yield server.url, here.state.service.sessions.__self__
+        yield server.url, here.state.service.sessions.__self__, runner_of(server, Place.STATEMENTS)
 
 
 @pytest.fixture(scope="module")
-def served(instance: dm.Instance) -> Iterator[tuple[str, Workers]]:
-    with _served(instance, seconds_max=QUERY_SECONDS) as found:
+def served(instance: dm.Instance) -> Iterator[Served]:
+    with _served(instance, seconds_max=QUERY_SECONDS, sql_spill_bytes_max=SPILL) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def url(instance: dm.Instance) -> Iterator[str]:
-    with _served(instance) as (url, _):
+    with _served(instance) as (url, *_):
         yield url
 
 
@@ -111,8 +119,10 @@ class Watch:
             self.memory_bytes = max(self.memory_bytes, *(worker.grown_bytes for worker in workers), 0)
 
 
-def _check_hostile(served: tuple[str, Workers], statement: str) -> None:
-    url, workers = served
+def _check_hostile(served: Served, name: str) -> None:
+    (url, workers, runner), statement = served, HOSTILE[name]
+    if name in TIME:
+        runner.seconds_max = ENDLESS_SECONDS
     begun, problem = time.monotonic(), None
     with Watch(url, workers) as watch:
         try:
@@ -123,6 +133,7 @@ def _check_hostile(served: tuple[str, Workers], statement: str) -> None:
         except httpx.RemoteProtocolError:
             pass  # some rows came before it was stopped
         assert time.monotonic() - begun < QUERY_SECONDS + STOP_SECONDS_MAX
+        runner.seconds_max = QUERY_SECONDS
         eventually(lambda: post_sql(url, "select 1").status_code == 200)
         text = post_sql(url, "select count(*) as n, max(k) as k from t").text
         assert text == f'{{"n":{ROWS},"k":{ROWS - 1}}}\n'
@@ -135,19 +146,19 @@ def _check_hostile(served: tuple[str, Workers], statement: str) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FEW)
-def test_a_statement_that_exhausts_resources_harms_no_other(served: tuple[str, Workers], name: str) -> None:
-    _check_hostile(served, HOSTILE[name])
+def test_a_statement_that_exhausts_resources_harms_no_other(served: Served, name: str) -> None:
+    _check_hostile(served, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE.keys() - set(FEW)))
-def test_all_statements_that_exhaust_resources_harm_no_other(served: tuple[str, Workers], name: str) -> None:
-    _check_hostile(served, HOSTILE[name])
+def test_all_statements_that_exhaust_resources_harm_no_other(served: Served, name: str) -> None:
+    _check_hostile(served, name)
 
 
 @pytest.mark.slow
 def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> None:
-    with _served(instance, queries_max=1) as (url, workers), ThreadPoolExecutor(64) as threads:
+    with _served(instance, queries_max=1) as (url, workers, _), ThreadPoolExecutor(64) as threads:
         text = "select count(*) as n from t a, range(20) where a.k < $1"
         answers = [threads.submit(post_sql, url, text, parameters=[n]) for n in range(1, 65)]
         eventually(lambda: metric(url, "dormouse_queries_waiting") > 40)
@@ -162,9 +173,9 @@ def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> 
 
 @pytest.mark.slow
 def test_the_worker_of_a_disconnected_client_is_freed(
-    served: tuple[str, Workers], monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, workers = served
+    url, workers, _ = served
     eventually(lambda: len(workers.process_ids) == 3 and not workers._lent)
     # only from here on: workers of earlier tests may be killed if they do not stop in time
     monkeypatch.setattr("dormouse.reading.sql.workers.STOP_SECONDS_MAX", SECONDS_MAX)
@@ -178,8 +189,8 @@ def test_the_worker_of_a_disconnected_client_is_freed(
 
 
 @pytest.mark.slow
-def test_prometheus_metrics_count_ended_workers(served: tuple[str, Workers]) -> None:
-    url, _ = served
+def test_prometheus_metrics_count_ended_workers(served: Served) -> None:
+    url, *_ = served
     before = metric(url, "dormouse_sql_workers_ended_total", why="unheeding")
     assert post_sql(url, HOSTILE["levenshtein"]).status_code == 504
     eventually(lambda: metric(url, "dormouse_sql_workers_ended_total", why="unheeding") == before + 1)
