@@ -14,7 +14,7 @@ from pathlib import Path
 IMPORTED = (
     "api.instance", "api.row_table", "api.table", "api.transaction", "data.datafusion_session",
     "durability.backups", "durability.erasing", "embedded.restoring", "jobs.claims", "objects.folder",
-    "objects.s3", "reading.executor", "reading.scan_session", "reading.sql.engine", "rows.cluster",
+    "objects.s3", "reading.executor", "reading.scan_session", "reading.sql.statements", "rows.cluster",
     "writing.compaction_job", "writing.edits", "writing.ingest", "writing.merging", "writing.plain_changes",
     "writing.splitting", "writing.updating",
 )  # fmt: skip
