@@ -14,6 +14,10 @@ _ENDINGS = {
     signal.SIGINT: (b"dormouse: interrupted\n", 130),
     signal.SIGTERM: (b"dormouse: terminated\n", 143),
 }
+_WITHOUT_PANDAS = {
+    "changes", "delete", "merge-into", "query", "replace", "rows", "serve", "sql", "update",
+}  # fmt: skip
+"""Commands that convert values and never use Spark, which may want pandas."""
 
 
 def main() -> int:
@@ -39,7 +43,7 @@ def _spare_imports() -> None:
     """Prevents imports of libraries that this program does not need."""
     # pydantic would look for plugins in the metadata of every package
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    if sys.argv[1:2] == ["query"]:
+    if _WITHOUT_PANDAS.intersection(sys.argv[1:2]):
         from dormouse.settings.process import leave_out_pandas
 
         leave_out_pandas()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.required_parts import has_required, relaxed, required
 from dormouse.errors import InvalidData, one_line
-from dormouse.model.region import min_value
+from dormouse.model.region import number_of_value
 from dormouse.model.schema import Column as SchemaColumn
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
@@ -71,8 +71,8 @@ _EXACT_MAX = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
 """The number up to which a float has every whole number exactly, by the width of the float in bits."""
 _YEARS = "the years 1 to 9999"
 _LIMITS = {
-    kind: tuple(pa.scalar(value, _ARROW[kind]).value for value in (min_value(kind), largest))
-    for kind, largest in ((TIMESTAMP, datetime.max.replace(tzinfo=UTC)), (DATE, date.max))
+    TIMESTAMP: tuple(number_of_value(at.replace(tzinfo=UTC)) for at in (datetime.min, datetime.max)),
+    DATE: tuple(map(number_of_value, (date.min, date.max))),
 }
 """The smallest and largest value of a key of each type, as numbers in Arrow's units."""
 

@@ -146,17 +146,22 @@ def test_an_interval_is_shown_in_iso_format(shell: Shell) -> None:
     assert "P14M3DT1.5S" in shown and '["P0M0DT0S"]' in shown
 
 
-def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "engine", "other"), [("query t", "datafusion", "duckdb"), ("sql 'from t'", "duckdb", "boto3")]
+)
+def test_a_query_loads_nothing_that_it_does_not_need(
+    shell: Shell, tmp_path: Path, command: str, engine: str, other: str
+) -> None:
     """Arrow alone would load pandas, and typer alone would load all commands."""
     (tmp_path / "program.py").write_text(
-        "import sys, dormouse_command; sys.argv[1:] = ['query', 't']; dormouse_command.main(); "
+        f"import sys, dormouse_command; sys.argv[1:] = {shlex.split(command)}; dormouse_command.main(); "
         "print(*sys.modules)"
     )
     done = shell("python program.py")
     assert (done.returncode, done.stderr) == (0, "2 rows\n")
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert {"dormouse.cli.data", "datafusion"} <= loaded
-    assert loaded & {"pandas", "pyspark", "duckdb", "sqlglot", "boto3", "fastapi"} == set()
+    assert {"dormouse.cli.data", engine} <= loaded
+    assert loaded & {"pandas", "pyspark", "boto3", "fastapi", "sqlglot", other} == set()
     commands = {name for name in loaded if name.startswith("dormouse.cli.")}
     assert commands.isdisjoint({"dormouse.cli.tables", "dormouse.cli.rows", "dormouse.cli.system"})
 
