@@ -109,8 +109,9 @@ class Editor:
         return found
 
     def _value(self) -> int:
+        """Returns a number that no cell has, as a row whose cells stay the same keeps its version."""
         self._made += 1
-        return self._number * 1_000_000 + self._made
+        return (1 + self._number) * 1_000_000 + self._made
 
     def _commit(self, change: Change) -> None:
         if getattr(change, "rows", True) == []:

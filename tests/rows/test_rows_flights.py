@@ -145,7 +145,8 @@ def check(table: RowTable, model: Model) -> None:
     found = {row.pop("ROW_ID"): (row.pop("ROW_VERSION"), row) for row in rows_of(table)}
     assert found.keys() == model.rows.keys()
     empty = dict.fromkeys(column.name for column in table.columns())
-    assert all(found[i] == (version, empty | cells) for i, (version, cells) in model.rows.items())
+    wrong = [i for i, (version, cells) in model.rows.items() if found[i] != (version, empty | cells)]
+    assert not wrong
     old = {}
     for batch in table.changed(0):
         for row in batch.to_pylist():
