@@ -26,7 +26,7 @@ FORKS.set_forkserver_preload(["pytest", *(f"dormouse.{name}" for name in IMPORTE
 def start(program: str, *arguments: object, errors: Path | None = None) -> ForkServerProcess:
     """Starts a process that runs a program with this process's environment, as `python -c` would.
 
-    The process adds its error output to the file `errors`.
+    The process adds its error output to the file `errors`. It gives way to the test, which checks it.
     """
     given = (program, [*map(str, arguments)], dict(os.environ), errors)
     process = FORKS.Process(target=_run, args=given, daemon=True)
@@ -53,6 +53,7 @@ def send(process: BaseProcess, number: signal.Signals) -> None:
 def _run(program: str, arguments: list[str], environment: dict[str, str], errors: Path | None) -> None:
     if errors is not None:
         os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    os.nice(2)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["-c", *arguments]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -106,11 +105,7 @@ class Workers:
         self.killed = 0
 
     def _start(self, role: str) -> ForkServerProcess:
-        process = forks.start(*self._command, role, errors=self._folder / "errors")
-        with suppress(ProcessLookupError):  # it has failed at once
-            # turns of the reader end the storm, so the reader goes first
-            os.setpriority(os.PRIO_PROCESS, process.pid, 2)
-        return process
+        return forks.start(*self._command, role, errors=self._folder / "errors")
 
     def storm(
         self,
