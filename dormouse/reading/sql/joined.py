@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Schema
@@ -155,29 +156,21 @@ def smallest_source(
     A scan with conditions comes before one without, of whose rows the first may leave few.
     """
 
-    def is_small(number: int) -> bool:
-        return _first_scans(joined, schemas, reads, number) is not None
+    @cache
+    def first_scans(number: int) -> list[Scan] | None:
+        return _first_scans(joined, schemas, reads, number)
 
-    found = [
-        source
-        for name, targets in joined.sources(schemas, is_small)
-        if name not in tried
-        and (source := _source(joined, schemas, reads, name)) is not None
-        and any(_is_larger(reads.get(target, ()), source.scans) for target in targets)
-    ]
+    found = []
+    for name, targets in joined.sources(schemas, lambda number: first_scans(number) is not None):
+        number = joined.scan_of(name)
+        assert number is not None  # noqa: S101 it is a source
+        scans = first_scans(number)
+        if name in tried or scans is None:
+            continue
+        if any(_is_larger(reads.get(target, ()), scans) for target in targets):
+            table, column = joined.tables[number], name.partition(" ")[2]
+            found.append(Source(name, table, column, joined.of_scan(number, schemas[table].names), scans))
     return min(found, key=lambda source: (not source.ranges, bytes_of(source.scans)), default=None)
-
-
-def _source(
-    joined: Joined, schemas: Mapping[str, Schema], reads: Mapping[str, Sequence[Scan]], name: str
-) -> Source | None:
-    number = joined.scan_of(name)
-    assert number is not None  # noqa: S101 it is a source
-    scans = _first_scans(joined, schemas, reads, number)
-    if scans is None:
-        return None
-    table, column = joined.tables[number], name.partition(" ")[2]
-    return Source(name, table, column, joined.of_scan(number, schemas[table].names), scans)
 
 
 def _first_scans(
