@@ -24,8 +24,8 @@ from query_storm import (
     write,
 )
 
-from benchmarks.harness.processes import FORKSERVER
 from dormouse.postgres import ConnectionSupplier
+from tests.forks import FORKS
 from tests.storming import IDLE_MS, failing_network, freeze
 from tests.support.api import connect
 from tests.support.model import TableProperties
@@ -72,12 +72,12 @@ def storm(
             reached,
             str(tmp_path / "objects"),
             tables,
-            FORKSERVER.Array("q", places),
-            FORKSERVER.Array("q", places),
-            FORKSERVER.Array("q", len(tables)),
-            FORKSERVER.Array("q", LOSSES + 1),
-            FORKSERVER.Event(),
-            FORKSERVER.Queue(),
+            FORKS.Array("q", places),
+            FORKS.Array("q", places),
+            FORKS.Array("q", len(tables)),
+            FORKS.Array("q", LOSSES + 1),
+            FORKS.Event(),
+            FORKS.Queue(),
         )
         print(f"{proxy.broken} connections broke, {proxy.vanished} of them vanished")
         assert proxy.broken, "no connection was cut"
@@ -102,7 +102,7 @@ def blow(storm: Storm, crowd: list[tuple[Callable[..., None], int]], at_least: i
     with the failures that the processes reported.
     """
     processes = [
-        FORKSERVER.Process(target=query_storm.run, args=(storm, work, number), daemon=True)
+        FORKS.Process(target=query_storm.run, args=(storm, work, number), daemon=True)
         for work, times in crowd
         for number in range(times)
     ]
