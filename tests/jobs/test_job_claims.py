@@ -133,16 +133,18 @@ def test_a_sleeping_worker_with_jobs_has_a_short_lease(
     jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is as long as the sleep once the worker's jobs have ended."""
-    look, looked, gate = Claims.look, queue.SimpleQueue[None](), threading.Event()
+    looked, gate = queue.SimpleQueue[None](), threading.Event()
+    worker = jobs.worker({"work": lambda *_: gate.wait()}, threads=2, lease_seconds=30.0)
+    look = worker._claims.look
 
     def unheard(*given: Any) -> Any:
         found = look(*given)
         looked.put(None)
         return found
 
-    monkeypatch.setattr(Claims, "look", unheard)
+    monkeypatch.setattr(worker._claims, "look", unheard)
     jobs.start("work", None)
-    with Working(jobs.worker({"work": lambda *_: gate.wait()}, threads=2, lease_seconds=30.0)) as worker:
+    with Working(worker):
         for _ in range(2):  # before the worker claims, and when it has no other work
             looked.get(timeout=PATIENCE_SECONDS)
         left = lease_seconds(supplier, worker._worker_id)
@@ -267,7 +269,10 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
     """The database has recorded this worker as the job's holder. No other takes the job while the worker
     lives.
     """
-    claim, losses = Claims.claim, iter(range(1))
+    jobs.limit("few", 1)
+    ids = [jobs.start(kind, kind) for kind in ("few", "many")]
+    worker = jobs.worker(dict.fromkeys(("few", "many"), lambda request, _: request))
+    claim, losses = worker._claims.claim, iter(range(1))
 
     def lose(*given: Any, **more: Any) -> list[Claim]:
         found = claim(*given, **more)
@@ -275,10 +280,8 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
             raise CommitOutcomeUnknown("the connection died")
         return found
 
-    jobs.limit("few", 1)
-    ids = [jobs.start(kind, kind) for kind in ("few", "many")]
-    monkeypatch.setattr(Claims, "claim", lose)
-    jobs.worker(dict.fromkeys(("few", "many"), lambda request, _: request)).run(drain=True)
+    monkeypatch.setattr(worker._claims, "claim", lose)
+    worker.run(drain=True)
     assert [jobs.result(job_id) for job_id in ids] == ["few", "many"]
     assert jobs.status(ids[limited]).attempts == 1
 
@@ -359,16 +362,17 @@ def test_a_worker_that_cannot_register_yet_tries_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The registration succeeded in one case, although its answer was lost."""
-    register, failures = Claims.register, iter(range(1))
+    worker = jobs.worker({"work": lambda request, _: request})
+    register, failures = worker._claims.register, iter(range(1))
 
     def lose(*given: Any) -> None:
         register(*given)
         if next(failures, None) is not None:
             raise CommitOutcomeUnknown("the connection died")
 
-    monkeypatch.setattr(Claims, "register", lose)
+    monkeypatch.setattr(worker._claims, "register", lose)
     job_id = jobs.start("work", 7)
-    jobs.worker({"work": lambda request, _: request}).run(drain=True)
+    worker.run(drain=True)
     assert jobs.result(job_id) == 7
 
 

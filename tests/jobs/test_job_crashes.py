@@ -15,7 +15,7 @@ from dormouse.jobs import Worker
 from dormouse.jobs.claims import KindsBusy
 from dormouse.postgres import ConnectionSupplier
 from tests.job_worker import LEASE_SECONDS, hold, job_worker
-from tests.support.jobs import Claims, JobStore, Progress
+from tests.support.jobs import JobStore, Progress
 from tests.working import Working, job_store, until
 
 
@@ -285,10 +285,10 @@ def test_each_job_ends_once_if_a_worker_is_killed_at_any_step(
 ) -> None:
     ids = [jobs.start("work", number) for number in range(3)]
     worker = jobs.worker({"work": lambda request, progress: request * 2}, threads=1)
-    _kill_at(monkeypatch, step, when, nth)
+    _kill_at(monkeypatch, worker, step, when, nth)
     with monkeypatch.context() as patched:
         if step != "leave":
-            patched.setattr(Worker, "_leave", lambda self: None)
+            patched.setattr(worker, "_leave", lambda: None)
         try:
             worker.run(drain=True)
         except Killed:
@@ -300,8 +300,9 @@ def test_each_job_ends_once_if_a_worker_is_killed_at_any_step(
     assert count_ended(supplier) == 3
 
 
-def _kill_at(monkeypatch: pytest.MonkeyPatch, step: str, when: str, nth: int) -> None:
-    method: Callable[..., Any] = getattr(Claims, step)
+def _kill_at(monkeypatch: pytest.MonkeyPatch, worker: Worker, step: str, when: str, nth: int) -> None:
+    """Makes only this worker die at a step: a service that other tests share may have a worker too."""
+    method: Callable[..., Any] = getattr(worker._claims, step)
     calls = 0
 
     def fatal(*args: Any, **more: Any) -> Any:
@@ -313,7 +314,7 @@ def _kill_at(monkeypatch: pytest.MonkeyPatch, step: str, when: str, nth: int) ->
             method(*args, **more)
         raise Killed
 
-    monkeypatch.setattr(Claims, step, fatal)
+    monkeypatch.setattr(worker._claims, step, fatal)
 
 
 def test_an_interrupted_worker_releases_its_jobs(jobs: JobStore) -> None:
@@ -360,7 +361,8 @@ def test_lost_connections_lose_no_job(jobs: JobStore, supplier: ConnectionSuppli
 def test_draining_waits_for_kinds_that_other_workers_have_locked(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim, busy = Claims.claim, iter(range(2))
+    worker = jobs.worker({"few": lambda request, _: request})
+    claim, busy = worker._claims.claim, iter(range(2))
 
     def others_first(*given: Any, limited: bool = False) -> Any:
         if limited and next(busy, None) is not None:
@@ -369,6 +371,6 @@ def test_draining_waits_for_kinds_that_other_workers_have_locked(
 
     jobs.limit("few", 1)
     job_id = jobs.start("few", "done")
-    monkeypatch.setattr(Claims, "claim", others_first)
-    jobs.worker({"few": lambda request, _: request}).run(drain=True)
+    monkeypatch.setattr(worker._claims, "claim", others_first)
+    worker.run(drain=True)
     assert jobs.result(job_id) == "done"
