@@ -57,29 +57,31 @@ class _Bundle:
     """
 
     scan: Scan
-    applied: Mapping[str, Set[Deletion]]
+    applied: Mapping[str, frozenset[Deletion]]
+    may_grow: bool = True
+    """False if the pending deletions of the scan may not apply to files that have no wanted rows."""
 
     @cached_property
     def references(self) -> frozenset[tuple[str, str]]:
         """The references of the partition to the files."""
         return frozenset((self.scan.partition_id, name) for name in self.applied)
 
-    def of(self, scans: Sequence[Scan], referenced: References) -> _Bundle | None:
+    def of(self, scans: Sequence[Scan], referenced: References, wanted: KeyRanges) -> _Bundle | None:
         """Returns the bundle with those deletions of a plan that were not applied to it.
 
         Returns None if it has rows of a file that is not in the plan's `scans` and to which the partition
-        does not refer: they were compacted. Also returns None if it lacks rows that the plan may want: the
+        does not refer: they were compacted. Also returns None if it lacks rows of the ranges `wanted`: the
         plan may be of an earlier moment.
         """
         here = {scan.filename: scan for scan in scans}
         if not all(name in here for _, name in referenced.lack(self.references)):
             return None
-        left = dict[Deletion, None]()
         found = [(here[name], applied) for name, applied in self.applied.items() if name in here]
-        for scan, applied in found:
-            if not applied <= frozenset(scan.deletions):
-                return None
-            left |= dict.fromkeys(one for one in scan.deletions if one not in applied)
+        pending = {one for scan in scans for one in scan.deletions}
+        # those that no scan lists match no wanted rows, or are not pending at the plan's moment
+        if any(one.may_match(wanted) for one in frozenset().union(*(has for _, has in found)) - pending):
+            return None
+        left = dict.fromkeys(one for scan, has in found for one in scan.deletions if one not in has)
         # the others, which their keys exclude from a file, may be tested for its rows as well
         if any(
             one.deletion_id <= scan.deletions_till and one not in scan.deletions
@@ -89,7 +91,9 @@ class _Bundle:
             return None
         # those of a file with rows of other partitions limit all keys that the query limits
         slices = next((scan.slices for scan in scans if scan.home), scans[0].slices)
-        return replace(self, scan=replace(self.scan, slices=slices, deletions=tuple(left)))
+        scan = replace(self.scan, slices=slices, deletions=tuple(left))
+        is_newer = all(one.deletion_id > scan.deletions_till for one in left)
+        return replace(self, scan=scan, may_grow=is_newer or len(found) == len(self.applied))
 
 
 _bundles: OrderedDict[tuple[str, str, int], _Bundle] = OrderedDict()
@@ -97,15 +101,14 @@ _lock = process_lock()
 
 
 def bundled(
-    context: TableContext, scans: Sequence[Scan], referenced: References, *, makes: bool = True
+    context: TableContext, scans: Sequence[Scan], referenced: References, wanted: KeyRanges
 ) -> tuple[Scan, ...]:
     """Returns the scans of a group, in which those of many inlined files are replaced by that of a bundle.
 
-    `referenced` has the references of the plan's partitions to inlined files, as `QueryPlan.inlined` has. If
-    it may lack some of them, set `makes` to false: a bundle that is made of what one query wants would not be
-    used by the next. A bundle has no rows that deletions match. Files of earlier columns are not joined, nor
-    files with wanted rows of several partitions, nor files with deletions in a keyed table, nor any if the
-    reader verifies digests.
+    `referenced` has the references of the plan's partitions to inlined files, as `QueryPlan.inlined` has, and
+    `wanted` the ranges of the plan. A bundle has no rows that deletions match. Files of earlier columns are
+    not joined, nor files with wanted rows of several partitions, nor files with deletions in a keyed table,
+    nor any if the reader verifies digests.
     """
     if context.verifies:
         return tuple(scans)
@@ -126,7 +129,7 @@ def bundled(
     for some in alike.values():
         if not _are_many(some):
             continue
-        found = _bundle_of(context, some, referenced, makes=makes)
+        found = _bundle_of(context, some, referenced, wanted)
         here = set(map(id, some))
         apart = {scan.filename for scan in scans if id(scan) not in here}
         if found is not None and found.applied.keys().isdisjoint(apart):
@@ -143,23 +146,25 @@ def _are_many(scans: Sequence[Scan]) -> bool:
 
 
 def _bundle_of(
-    context: TableContext, scans: Sequence[Scan], referenced: References, *, makes: bool
+    context: TableContext, scans: Sequence[Scan], referenced: References, wanted: KeyRanges
 ) -> _Bundle | None:
     """Returns a bundle that has most of some files of one partition, or None if it would have few.
 
-    It may also have files without wanted rows to which the partition refers. Only with `makes` a bundle is
-    made.
+    It may also have files without wanted rows to which the partition refers.
     """
     key = context.table.uuid, scans[0].partition_id, scans[0].schema_version
     with _lock:
         known = _bundles.get(key)
     if known is not None:
-        known = None if context.inlined.lacking([known.scan.filename]) else known.of(scans, referenced)
+        known = (
+            None if context.inlined.lacking([known.scan.filename]) else known.of(scans, referenced, wanted)
+        )
     rest = [scan for scan in scans if known is None or scan.filename not in known.applied]
     is_old = known is not None and len(known.scan.deletions) > TESTS_MAX
-    if not makes or not (is_old or _are_many(rest)):
+    if not (is_old or _are_many(rest)):
         return known
-    made = _made(context, scans, rest, known)
+    grows = known is not None and known.may_grow
+    made = _made(context, scans, rest, known) if grows else _made(context, scans, scans, None)
     if made is None:
         return known
     with _lock:
@@ -194,7 +199,10 @@ def _made(
     region = next((scan.home for scan in inputs if scan.home), NO_BOUNDS)
     rows = joined_rows(files, deletions, context.stored_schema, context.properties, region)
     content = encoded(rows, context.stored_schema)
-    applied = dict(known.applied) if known else {}
+    applied = dict[str, frozenset[Deletion]]()
+    if known is not None:
+        tested = frozenset(deletions[inputs.index(known.scan)])
+        applied = {name: before | tested for name, before in known.applied.items()}
     for scan in scans:
         applied[scan.filename] = applied.get(scan.filename, frozenset()) | frozenset(scan.deletions)
     parts = [scans[0].partition_id, *(f"{name} {_listed(applied[name])}" for name in sorted(applied))]

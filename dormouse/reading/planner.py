@@ -252,8 +252,8 @@ class QueryPlan:
 
     `shared` has the files that other pages may read too; `summary` includes them. `numbers` are the numbers
     of the groups in the page, where groups without files are left out. `inlined` has the references of the
-    page's partitions to inlined files, also those without wanted rows. It may lack some of these if
-    `lists_inlined` is false.
+    page's partitions to inlined files, also those without wanted rows. The scans have those pending deletions
+    that may match rows in `ranges`.
     """
 
     groups: tuple[tuple[Scan, ...], ...]
@@ -261,7 +261,7 @@ class QueryPlan:
     shared: Mapping[str, SharedFile] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()
     inlined: References = field(default_factory=References)
-    lists_inlined: bool = True
+    ranges: KeyRanges = field(default_factory=KeyRanges)
 
     @property
     def filenames(self) -> tuple[str, ...]:

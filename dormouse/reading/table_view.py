@@ -87,7 +87,7 @@ class _PlannedPage(NamedTuple):
         if inlined is None:
             inlined = References((to_inlined(rows.references),))
         if inlined:
-            made = replace(made, inlined=inlined, lists_inlined=not (rows.is_same and rows.deletions))
+            made = replace(made, inlined=inlined, ranges=ranges)
         return _PlannedPage(page, made, snapshot)
 
 
@@ -243,8 +243,8 @@ def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> 
     if bundles:
         from dormouse.reading.bundles import bundled  # plans import no pyarrow
 
-        groups = (bundled(context, group, made.inlined, makes=made.lists_inlined) for group in made.groups)
-        made = replace(made, groups=tuple(groups))
+        groups = tuple(bundled(context, group, made.inlined, made.ranges) for group in made.groups)
+        made = replace(made, groups=groups)
     context.inlined.fetch(scan.filename for group in made.groups for scan in group)
     return made
 

@@ -317,6 +317,10 @@ class Deletion:
         listed = () if self.rows is None else self.rows.fields
         return [one.name for one in (*(test.field for test in self.conditions), *listed)]
 
+    def may_match(self, wanted: KeyRanges | None) -> bool:
+        """Returns whether the deletion may match rows in the ranges `wanted`, or any rows if it is None."""
+        return not (self.ranges.intersect(wanted) if wanted else self.ranges).is_empty
+
     def bound(self, objects: ObjectStore) -> Deletion:
         """Returns the deletion with the store that reads the rows that it lists."""
         return replace(self, rows=self.rows.bound(objects)) if isinstance(self.rows, RowSet) else self
@@ -354,12 +358,8 @@ def deletions_of(
         return ()
     columns = _columns_of(schema, schema.shape if schema.was_changed else None)
     parsed = (_deletion_of(columns, *row) for row in sorted(rows))
-    found = (one for one in parsed if not one.ranges or _may_match(one.ranges, wanted))
+    found = (one for one in parsed if one.may_match(wanted))
     return tuple(found if objects is None else (one.bound(objects) for one in found))
-
-
-def _may_match(ranges: KeyRanges, wanted: KeyRanges | None) -> bool:
-    return not (ranges.intersect(wanted) if wanted else ranges).is_empty
 
 
 def condition_of(schema: Schema, question: Question, rows: ListedRows | None = None) -> str:

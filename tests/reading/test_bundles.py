@@ -47,6 +47,60 @@ def test_a_bundle_of_one_leaf_has_no_rows_that_were_compacted_in_another(
         assert keys_of(table) == [0, 1, 3, 4, 5, 50, 51, 52, 53, 54, 55]
 
 
+def test_a_process_that_edits_a_table_makes_bundles(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = list[int](), bundles.joined_rows
+    monkeypatch.setattr(
+        bundles, "joined_rows", lambda files, *given: made.append(len(files)) or make(files, *given)
+    )
+    table = new_table(instance)
+    for key in range(3 * bundles.FILES_MIN):
+        table.ingest([{"key": key, "value": "a"}])
+        table.update({"key": key - 1}, {"value": "b"})
+        assert keys_of(table) == [*range(key + 1)]
+    assert made, "pending deletions do not keep remembered plans from bundles"
+
+
+def test_deletions_of_some_files_of_a_bundle_spare_the_others(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    monkeypatch.setattr(bundles, "TESTS_MAX", 0)
+    table = new_table(instance)
+
+    def ingest(value: str, *keys: int) -> None:
+        table.ingest([{"key": key, "value": value} for key in keys])
+
+    for key in (1, 2, 20, 21):
+        ingest("b", key)
+    assert keys_of(table) == [1, 2, 20, 21]
+    table.delete({"key": dm.Range(0, 10), "value": "a"})
+    for some in ((5, 30), (31,), (32,)):
+        ingest("a", *some)
+    assert keys_of(table, {"key": dm.Range(15, 40)}) == [20, 21, 30, 31, 32]
+    assert keys_of(table, {"key": dm.Range(0, 3)}) == [1, 2]
+    assert keys_of(table) == [1, 2, 5, 20, 21, 30, 31, 32], "row 5 came after the deletion"
+
+
+def test_a_bundle_knows_deletions_of_rows_that_no_plan_wanted(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    monkeypatch.setattr(bundles, "TESTS_MAX", 0)
+    table = new_table(instance)
+    for key in (1, 2, 20, 21):
+        table.ingest([{"key": key, "value": "a"}])
+    assert keys_of(table) == [1, 2, 20, 21]
+    cut = table.history.record_cut()
+    table.delete({"value": "a"})
+    assert keys_of(table, {"key": dm.Range(15, 40)}) == []
+    small = table.query({"key": dm.Range(0, 10)}, as_of=cut)
+    assert small.read_all().column("key").to_pylist() == [1, 2]
+    assert table.query(as_of=cut).read_all().column("key").to_pylist() == [1, 2, 20, 21]
+    assert keys_of(table) == []
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
@@ -66,6 +120,7 @@ def test_rows_are_read_once_while_leaves_change(
         merge_threshold_rows=8,
     )
     rng, model = random.Random(seed), Counter[int]()
+    monkeypatch.setattr(bundles, "TESTS_MAX", rng.choice([0, 16]))
     past = []
     for _ in range(60):
         match rng.randrange(9):
