@@ -113,7 +113,7 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
         assert not thread.is_alive(), "a thread hangs"
     return outcomes
 
