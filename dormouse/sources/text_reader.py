@@ -543,8 +543,9 @@ class _Source(io.RawIOBase):
 
     def beginning(self, size: int) -> bytes | None:
         """Returns all bytes if there are fewer than `size`, else None. Then `read` still returns all."""
-        self._held = self.read(size)
-        return self._held if len(self._held) < size else None
+        text = self.read(size)
+        self._held = text + self._held
+        return text if len(text) < size else None
 
     def read(self, size: int = -1) -> bytes:
         # return the full size: Arrow stops at a block that is only half of a line end
@@ -567,9 +568,8 @@ class _Source(io.RawIOBase):
         return text if raw else text + f"{chr(10) if self.breaks_off else ''}{self._row}\n".encode()
 
     def _decoded(self, raw: bytes) -> bytes:
-        assert self._decoder is not None  # noqa: S101
         try:
-            text = self._decoder.decode(raw, final=not raw)
+            text = cast(codecs.IncrementalDecoder, self._decoder).decode(raw, final=not raw)
         except UnicodeDecodeError as error:
             self.lines += raw.count(b"\n", 0, error.start)
             raise
