@@ -101,6 +101,30 @@ def test_a_bundle_knows_deletions_of_rows_that_no_plan_wanted(
     assert keys_of(table) == []
 
 
+def test_bundles_with_equal_rows_in_another_order_are_different_files(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FILES_MIN", 2)
+    value = dm.Field("value", dm.STRING, nullable=True)
+    schema = dm.Schema([dm.Field("key", dm.LONG)], values=[value])
+    table = instance.create_table("t", schema, properties=dm.TableProperties(inline_bytes_max=65_536))
+
+    def ingest(value: str | None) -> None:
+        table.ingest([{"key": 1, "value": value}] * 16)
+
+    def values() -> Counter[str | None]:
+        return Counter(table.query().read_all().column("value").to_pylist())
+
+    ingest(None)
+    ingest("a")
+    assert values() == {None: 16, "a": 16}
+    ingest(None)
+    ingest(None)
+    assert values() == {None: 48, "a": 16}, "the bundle has grown"
+    bundles._bundles.clear()
+    assert values() == {None: 48, "a": 16}, "the bundle was made of all files"
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
