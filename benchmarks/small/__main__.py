@@ -22,7 +22,7 @@ from benchmarks.harness.place import Place, own_place
 from benchmarks.harness.report import Grid, median_ratio, turns, values
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.together import NEEDED, PRELOAD, Result, Task, run_together, summary
-from benchmarks.small.reads import FILES, READS, Amounts, flush, reads
+from benchmarks.small.reads import EDITS, FILES, READS, Amounts, edited, flush, reads
 from benchmarks.small.sides import SIDES, Ingesting, warmed
 from benchmarks.small.steady import STEADY, steady
 
@@ -59,6 +59,7 @@ def run(plan: Plan, tell: Tell) -> Figures:
         found["failed"] += lost
         with dm.connect(place.create_database("reads"), f"file://{place.folder}/reads") as instance:
             found |= reads(instance, Amounts(plan.rows), plan.reads, tell)
+            found |= edited(instance, tell)
             found |= flush(instance, plan.flushed, tell)
         if plan.steady:
             found |= steady(place, plan.steady, plan.steady_writers, tell)
@@ -158,6 +159,8 @@ BENCHMARK = Benchmark(
         values(
             {
                 **{f"small_ingests_per_s_{n}": f"ours, {n} writers, commits/s" for n in WRITERS},
+                f"query_ms_after_{EDITS}_edits": f"ms of a query after {EDITS} ingests and edits",
+                "query_ms_of_one_file": "ms of a query of one file of these rows",
                 "flush_rows_per_s": "rows/s of a compaction of one-row files",
                 "bytes_per_row_in_postgres": "bytes of a one-row commit in PostgreSQL",
                 "lost_rows": "lost or surplus rows",

@@ -17,6 +17,7 @@ from benchmarks.small.sides import INLINED
 from dormouse.api.table import Table
 
 FILES = 1_000
+EDITS = 60
 WARM = 8
 EVENTS = dm.Schema(
     [dm.Field("key", dm.LONG)], [], [dm.Field("device", dm.STRING), dm.Field("value", dm.DOUBLE)]
@@ -102,6 +103,29 @@ READS: dict[str, tuple[int, Callable[[dm.Instance, Table, Amounts, int], None]]]
 def _expect(number: int, wanted: int) -> None:
     if number != wanted:
         raise RuntimeError(f"{number} rows instead of {wanted}")
+
+
+def edited(instance: dm.Instance, tell: Tell) -> Figures:
+    """Returns the time of a query of small files after as many edits, beside that of one file of these rows.
+
+    One process edits and queries, as an application does: it remembers plans.
+    """
+    tell(f"{EDITS} edits")
+    tables = {name: instance.create_table(name, EVENTS, properties=INLINED) for name in ("edited", "whole")}
+    for number in range(EDITS):
+        tables["edited"].ingest(events(number, 3))
+        tables["edited"].update({"key": number * _KEY_STEP}, {"value": dm.sql("value + 1")})
+        tables["edited"].query().read_all()
+    tables["whole"].ingest(tables["edited"].query().read_all())
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for _, (name, table) in turns(list(tables.items()), WARM):
+        began = time.perf_counter()
+        _expect(table.query().read_all().num_rows, 3 * EDITS)
+        seconds[name].append(time.perf_counter() - began)
+    return {
+        f"query_ms_after_{EDITS}_edits": round(1_000 * median(seconds["edited"]), 3),
+        "query_ms_of_one_file": round(1_000 * median(seconds["whole"]), 3),
+    }
 
 
 def flush(instance: dm.Instance, row_count: int, tell: Tell) -> Figures:

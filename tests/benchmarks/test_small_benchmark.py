@@ -9,7 +9,7 @@ from benchmarks.harness.place import own_place
 from benchmarks.harness.report import flat
 from benchmarks.peers.together import Result
 from benchmarks.small.__main__ import BENCHMARK, WRITERS, figures
-from benchmarks.small.reads import Amounts, flush, reads
+from benchmarks.small.reads import Amounts, edited, flush, reads
 from benchmarks.small.sides import SIDES
 from benchmarks.small.steady import STEADY, steady
 
@@ -40,7 +40,8 @@ def nothing(_: str) -> None:
 def test_the_reads_and_the_steady_load_give_figures_that_are_in_the_tables() -> None:
     with own_place() as place:
         with dm.connect(place.create_database("reads"), f"file://{place.folder}/reads") as instance:
-            found = reads(instance, Amounts(2_000, 20), 4, nothing) | flush(instance, 30, nothing)
+            found = reads(instance, Amounts(2_000, 20), 4, nothing)
+            found |= edited(instance, nothing) | flush(instance, 30, nothing)
         found |= steady(place, 3, 2, nothing)
     assert {*flat(found), *STEADY} <= BENCHMARK.keys
     assert found["flush_rows_per_s"] > 0
