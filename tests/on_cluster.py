@@ -33,6 +33,7 @@ CONFIG = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.network.timeout": "600s",
     "spark.python.daemon.module": "tests.held",
+    "spark.task.maxFailures": os.environ.get("TASK_FAILURES_MAX", "4"),
     "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     f"spark.executorEnv.{WRITES}": os.environ.get(WRITES, ""),
 }

@@ -240,7 +240,8 @@ def test_missing_credentials_of_workers_are_reported_in_one_line(
     nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"}
     (tmp_path / "workers").mkdir()
     with cluster(tmp_path / "workers", {**without, **nowhere}, 1) as of_one:
-        line = driver_error("sink", table.name, of_one.url, DORMOUSE_OBJECTS=url).splitlines()
+        given = {"DORMOUSE_OBJECTS": url, "TASK_FAILURES_MAX": "1"}
+        line = driver_error("sink", table.name, of_one.url, **given).splitlines()
     assert any(f"in {url}: there are no AWS credentials: set AWS_" in one for one in line), line
     assert keys(table) == []
     check_nothing_else(instance, table)
