@@ -62,7 +62,8 @@ class _Workers:
         self._now_ms = now_ms
         self._cancellation = Cancellation()
         self._taking = threading.Lock()
-        self._taken: dict[tuple[str, str], CompactionJob] = {}
+        # by thread, as another thread can take a failed job again before the first one goes on
+        self._taken: dict[int, CompactionJob] = {}
         self._results: queue.SimpleQueue[CompactionResult | BaseException | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"dormouse-compaction-{number}", daemon=True)
@@ -109,7 +110,7 @@ class _Workers:
         try:
             while job := self._take():
                 result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
-                del self._taken[job.key]
+                del self._taken[threading.get_ident()]
                 self._results.put(result)
             self._results.put(None)
         except BaseException as error:
@@ -126,7 +127,7 @@ class _Workers:
                 run_id=self._run_id,
                 given_up=lambda job: self._results.put(runners_died(job)),
             ):
-                self._taken[job.key] = job
+                self._taken[threading.get_ident()] = job
                 return job
         return None
 

@@ -169,6 +169,33 @@ def test_a_retry_that_succeeds_ends_the_job(table: TableContext, monkeypatch: py
     assert_nothing_is_left_but(table, *names, *(r.filename for r in table.store.file_references()))
 
 
+def test_another_thread_may_take_a_failed_job_before_the_first_one_goes_on(
+    table: TableContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = add_file(table, "bad", [1])
+    for name in ("good", "c", "d"):
+        add_file(table, name, [2])
+    table.objects.delete([bad])
+    table.objects.put(bad, b"PAR1 this is no Parquet PAR1")
+    failed, again, run = threading.Event(), threading.Event(), compaction.run_compaction
+
+    def run_twice(context: TableContext, job: CompactionJob, *given: Any, **options: Any) -> Any:
+        if job.attempt > 1:
+            again.set()
+        result = run(context, job, *given, **options)
+        if job.attempt == 1 and result.outcome == "retry":
+            failed.set()
+            assert again.wait(60), "the other thread takes the job"
+        elif job.attempt == 1:
+            assert failed.wait(60)
+        return result
+
+    monkeypatch.setattr(compaction, "run_compaction", run_twice)
+    assert table.jobs.create() == 2
+    results = list(compact_in_threads(table, 0, threads=2))
+    assert sorted(result.outcome for result in results) == ["committed", "given_up", "retry", "retry"]
+
+
 def test_a_job_delivered_twice_is_committed_once(table: TableContext) -> None:
     for name in "ab":
         add_file(table, name, range(20_000))
