@@ -223,9 +223,15 @@ def _last_of(hold: InstanceRound) -> str:
 
 
 def _attention(status: TableStatus) -> Iterator[str]:
-    """Yields lines about pending deletions and failing rounds, with reason, begin and remedy."""
+    """Yields lines about files in PostgreSQL, pending deletions and failing rounds.
+
+    A line about a failing round has its reason, begin and remedy.
+    """
     from dormouse.model.text import of_one_key
 
+    if status.inlined_files:
+        inlined, size = plural(status.inlined_files, "small file"), byte_size(status.inlined_bytes)
+        yield f"{status.name}: {inlined} with {size} in PostgreSQL: compaction writes the rows as objects"
     if status.deletions:
         pending = plural(status.deletions, "deletion")
         yield f"{status.name}: {pending} pending: queries hide the rows, and compaction removes them"

@@ -321,6 +321,8 @@ _OF_A_TABLE = {
     "files": "Files that partitions refer to.",
     "references": "References of files in partitions.",
     "unreferenced_files": "Files that wait for collection.",
+    "inlined_files": "Files in PostgreSQL, until they are compacted and no history needs them.",
+    "inlined_bytes": "Bytes of files in PostgreSQL.",
     "compaction_jobs": "Compaction jobs that are not done.",
     "jobs_given_up": "Compaction jobs that were given up.",
 }

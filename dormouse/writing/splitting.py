@@ -202,7 +202,7 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
     with context.last_rounds.round("split") as current:
         one_key = list[str]()
         divided = tuple(_divide_full_leaves(context, progress or no_progress, current.errors, one_key))
-        pushed = _push_down(context)
+        pushed = push_down(context)
         current.worked = bool(divided or pushed)
         current.outcome = f"{plural(len(divided), 'partition')} divided, {plural(pushed, 'reference')} moved"
     return SplitReport(divided, pushed, tuple(current.errors), tuple(one_key))
@@ -260,7 +260,7 @@ def _split_point(context: TableContext, partition_id: str, one_key: list[str]) -
     return found
 
 
-def _push_down(context: TableContext) -> int:
+def push_down(context: TableContext) -> int:
     """Moves references from divided partitions to their children, and returns the number of those moved.
 
     References that a compaction job holds stay.

@@ -12,6 +12,7 @@ import dormouse as dm
 from dormouse.data.newest import places_of
 from dormouse.errors import NotWhole
 from tests.support.api import Instance, Table
+from tests.support.model import is_inlined
 from tests.support.state import LAYOUTS
 
 
@@ -34,6 +35,26 @@ def test_a_full_compaction_makes_one_file_of_each_leaf(instance: Instance, layou
     assert (report.given_up, report.jobs_failed) == (0, 0)
     assert set(files_of_leaves(instance, table.name).values()) == {1}
     assert table.status().row_count == 1_000
+    assert seen(table, instance) == expected
+    assert table.compact(full=True).jobs_created == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_full_compaction_divides_files_that_a_round_of_splits_has_left_above(
+    instance: Instance, layout: str
+) -> None:
+    """A round pushes references down one level, and a process can end between a split and its pushes."""
+    table = keyed(instance, layout=layout, inline_bytes_max=65_536)
+    for number in range(3):
+        upsert(table, *((key, number) for key in range(number, 90, 3)))
+    expected = seen(table, instance)
+    left, _ = table.partitions.split("root", 40)
+    table.partitions.split(left.partition_id, 20)
+    report = table.compact(full=True)
+    assert (report.given_up, report.jobs_failed) == (0, 0)
+    leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
+    assert files_of_leaves(instance, table.name) == dict.fromkeys(leaves, 1)
+    assert not any(is_inlined(one.filename) for one in table.context.store.file_references())
     assert seen(table, instance) == expected
     assert table.compact(full=True).jobs_created == 0
 

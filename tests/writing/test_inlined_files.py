@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,22 @@ def test_compaction_writes_an_object_and_collection_deletes_the_content(table: T
     table.collect_garbage()
     assert table.context.store.inlined.total() == (0, 0)
     assert keys_of(table) == list(range(20))
+
+
+def test_the_status_counts_files_in_postgresql(
+    table: Table, cli: Callable[..., tuple[int, str, str]], dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", table.context.objects.url)
+    byte_count = sum(table.ingest(rows(key)).bytes for key in range(2))
+    status = table.status()
+    assert (status.inlined_files, status.inlined_bytes) == (2, byte_count)
+    assert "t: 2 small files with " in cli("status")[1]
+    table.compact(full=True)
+    assert table.status().inlined_files == 2, "content is kept as long as the history that needs it"
+    table.collect_garbage()
+    assert (table.status().inlined_files, table.status().inlined_bytes) == (0, 0)
+    assert "small file" not in cli("status")[1]
 
 
 def test_an_ingest_id_is_applied_once(table: Table) -> None:

@@ -49,6 +49,8 @@ class TableStatus:
       deletion. None for other tables, and for the table that shows a row table's versions.
     - `compaction_jobs`: the number of jobs that wait or run; `jobs_running` of them are running.
     - `jobs_given_up`: the number of jobs given up since the table was created.
+    - `inlined_files`: the number of files in PostgreSQL, also of those that only history needs. They have
+      `inlined_bytes` bytes, which `inline_total_bytes_max` limits.
     - `one_key_partitions`: leaves above the split threshold that cannot be split, as all rows have one key.
     - `rounds`: the last round of each kind.
     - `history_since`: the oldest moment that can be read.
@@ -76,6 +78,8 @@ class TableStatus:
     history_held_by: tuple[Holder, ...] = ()
     stored_versions: int | None = None
     one_key_partitions: tuple[str, ...] = ()
+    inlined_files: int = 0
+    inlined_bytes: int = 0
 
 
 def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
@@ -88,6 +92,7 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
     jobs, jobs_running = context.jobs.count()
     rounds, given_up = context.last_rounds.read()
     deletions = context.deletions.count_pending()
+    inlined_files, inlined_bytes = context.store.inlined.total()
     rows = context.store.totals.current_rows() if context.current_rows else None
     is_of_versions = is_edited(context.properties) and not context.current_rows
     return TableStatus(
@@ -113,6 +118,8 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
         history_held_by=holders(context),
         stored_versions=None if rows is None else counted.row_count,
         one_key_partitions=context.partitions.one_key_leaves(),
+        inlined_files=inlined_files,
+        inlined_bytes=inlined_bytes,
     )
 
 
