@@ -376,8 +376,11 @@ class Table(TableReads):
         too long.
         """
         from dormouse.writing.compaction import compact
+        from dormouse.writing.splitting import push_down
 
         with self._tables.maintaining(self.context, waiting) as context:
+            while full and push_down(context):
+                pass  # each call moves references down one level
             return compact(context, engine=engine, full=full, progress=progress, on_spark=_compact_on_spark)
 
     def split(self, *, waiting: Waiting = None) -> SplitReport:

@@ -41,6 +41,7 @@ from dormouse.errors import JobFailed, one_line, panics_as_errors
 from dormouse.model.loops import mapped_ahead
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.schema import Schema
+from dormouse.objects.staging import temporary_folder
 
 _BITS = 64
 _BYTES_OF_TEXT = 8
@@ -432,7 +433,7 @@ class LeafSorter:
         self._made += 1
         try:
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="dormouse-ingest-"))
+                self._folder = Path(tempfile.mkdtemp("-ingest", dir=temporary_folder()))
             path = self._folder / f"run-{self._made}.parquet"
             self._write(path, batches)
         except OSError as error:

@@ -42,11 +42,11 @@ from dormouse.model.loops import Progress, backoff_seconds, no_progress
 from dormouse.model.table import is_keyed
 from dormouse.objects.ledger import unknown_pages
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.staging import temporary_folder
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
-from dormouse.reading.planner import may_hold
 from dormouse.reading.scan_session import Look, count_rows, look_at
-from dormouse.reading.where import DeleteWhere, Deletion, Question, deletions_of
+from dormouse.reading.where import DeleteWhere, Deletion, Question, deletions_of, may_hold
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.deletions import Candidate, Erasure, NewDeletion, backups_taken, begin_erasure
@@ -173,7 +173,7 @@ class Elsewhere:
                     progress(self.looked, None)
             for hidden in self._hidden.below(prefix):
                 if not hidden.name.endswith(SKETCHES_SUFFIX):
-                    with tempfile.TemporaryDirectory(prefix="dormouse-erase-") as folder:
+                    with tempfile.TemporaryDirectory("-erase", dir=temporary_folder()) as folder:
                         copy = Path(folder) / "hidden.parquet"
                         self._hidden.fetch(hidden, copy)
                         rows = self._rows(hidden.name, hidden.byte_count, open_store(folder), copy.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import logging
@@ -20,6 +21,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
+from dormouse.model.locks import process_lock
 
 # Files of this machine that exist complete or not at all, even after a crash.
 
@@ -84,19 +86,6 @@ def private_folder(name: str, owner: os.stat_result | None = None, above: Path |
     if not make_private(folder, owner):
         raise InstanceError(f"{folder} belongs to another user; remove it")
     return folder
-
-
-def spill_folder(part: str) -> str:
-    """Returns the path to which a part of this process may spill rows. That part makes and deletes the
-    folder.
-
-    The path is empty if no private folder can be made; DuckDB then spills nothing.
-    """
-    try:
-        return str(private_folder("dormouse-spill") / f"{os.getpid()}-{part}")
-    except OSError as error:
-        logger.warning("nothing can be spilled: %s", error)
-        return ""
 
 
 def private_folders(
@@ -266,6 +255,45 @@ def _locked_in(folder: int) -> int | None:
         raise
     os.close(lock)
     return None
+
+
+_TEMPORARY = "dormouse-temporary"
+_opening = process_lock()
+_temporary: dict[tuple[int, str], Slot] = {}
+
+
+def temporary_folder() -> Path:
+    """Returns a folder for temporary files of this process. The caller deletes its files.
+
+    It is deleted at the end of the process; if the process is killed, by the next one that calls this. Raises
+    `OSError` and `InstanceError`.
+    """
+    mine = (os.getpid(), tempfile.gettempdir())
+    with _opening:
+        slot = _temporary.get(mine)
+        if slot is None or not slot.folder.is_dir():  # it was deleted, as old files are on some machines
+            for folder in private_folders(_TEMPORARY):
+                StagingArea(folder).sweep()
+            slot = _temporary[mine] = StagingArea(private_folder(_TEMPORARY)).claim()
+            atexit.register(_close, mine, slot)
+    return slot.folder
+
+
+def _close(of: tuple[int, str], slot: Slot) -> None:
+    if of[0] == os.getpid():  # a forked child does not delete the folder of its parent
+        slot.close()
+
+
+def spill_folder(part: str) -> str:
+    """Returns the path to which DuckDB in this process may spill rows. DuckDB makes and deletes the folder.
+
+    The path is empty if no folder for temporary files can be made; DuckDB then spills nothing.
+    """
+    try:
+        return str(temporary_folder() / part)
+    except (OSError, InstanceError) as error:
+        logger.warning("nothing can be spilled: %s", error)
+        return ""
 
 
 class ForkGuard:

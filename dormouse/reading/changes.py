@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
@@ -43,7 +43,7 @@ from dormouse.reading.scan_session import (
 from dormouse.reading.streams import Interruption, batches_ahead
 from dormouse.reading.table_moments import milliseconds_at, reading_at
 from dormouse.reading.table_view import differing_groups, plan_query
-from dormouse.reading.where import Deletion, deletions_of, question
+from dormouse.reading.where import deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import ChangedFile, pages_between
 from dormouse.state.history.consumers import Consumers, ConsumerState
@@ -384,9 +384,9 @@ class _Reading:
         near = self._near if has_same_keys else KeyRanges()
         if deletion is None or (ranges := deletion.ranges.intersect(near)).is_empty:
             return
-        for group in plan_query(then, ranges, at=past.before):
-            # the moment may include the deletion's own transaction
-            scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
+        # the moment may include the deletion's own transaction
+        before = deletion.deletion_id
+        for scans in plan_query(then, ranges, at=past.before, bundles=True, deletions_before=before):
             yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
 
     def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
@@ -445,10 +445,6 @@ class _Reading:
             kinds = self._kinds[change] = pa.repeat(pa.scalar(change), batch.num_rows)
         columns = [*batch.columns, kinds[: batch.num_rows]]
         return exact(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
-
-
-def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, ...]:
-    return tuple(one for one in deletions if one.deletion_id < than.deletion_id)
 
 
 def _scans_together(files: Iterable[ChangedFile], near: KeyRanges) -> Iterator[list[Scan]]:

@@ -12,8 +12,9 @@ from dormouse.model.region import KeyRanges, KeyValue, Range, decode_key, encode
 from dormouse.model.schema import Field, Schema, is_as_stored
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.page_reads import row_group_bounds, row_groups_in_memory
-from dormouse.reading.planner import Scan, bytes_of, may_hold
+from dormouse.reading.planner import Scan, bytes_of
 from dormouse.reading.table_view import Moment
+from dormouse.reading.where import may_hold
 
 FIRST_FILES_MIN = 16
 """The fewest files of a group that a limited query divides. A smaller group is simply opened as a whole."""

@@ -10,7 +10,6 @@ page ends. The wanted keys below it are planned as a query of their own.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dormouse.errors import MetadataDamaged
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyRanges, KeyValue, Range, compare, decode_key, united
-from dormouse.model.schema import Field, Schema
+from dormouse.model.schema import Field
 from dormouse.objects.names import schema_version_of
-from dormouse.reading.where import corners_of
+from dormouse.reading.where import Reach, corners_of, may_hold
 from dormouse.state.files.facts import References
 
 if TYPE_CHECKING:
@@ -39,82 +38,6 @@ For other files, `home` is the only partition that has rows of the file.
 """
 NO_BOUNDS = KeyRanges()
 _FILENAME = attrgetter("filename")
-
-
-class Reach:
-    """A set of deletions, and a search for those that apply to a file."""
-
-    def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
-        self._schema = schema
-        ordered = sorted(deletions, key=attrgetter("deletion_id"))
-        self._known = [(one, one.corners or corners_of(schema, one.ranges)) for one in ordered]
-        self._numbers = [one.deletion_id for one in ordered]
-
-    def of(
-        self,
-        till: int,
-        min_key: bytes | None,
-        max_key: bytes | None,
-        left: Sequence[int] | None = None,
-    ) -> tuple[Deletion, ...]:
-        """Returns the deletions that apply to a file whose keys lie from `min_key` to `max_key`.
-
-        Deletions with numbers up to `till` were checked before. They apply only if they are in `left`, which
-        lists those that still match rows of the file.
-        """
-        at = bisect_right(self._numbers, till)
-        known = self._known[at:]
-        if left:
-            known = [*(item for item in self._known[:at] if item[0].deletion_id in left), *known]
-        spans: list[tuple[str, Range]] = []
-        if known and min_key is not None and max_key is not None:
-            spans = list(_spans(self._schema, min_key, max_key))
-        return tuple(
-            one
-            for one, corners in known
-            if not one.ranges or may_hold(self._schema, min_key, max_key, one.ranges, corners, spans)
-        )
-
-
-def may_hold(
-    schema: Schema,
-    min_key: bytes | None,
-    max_key: bytes | None,
-    ranges: KeyRanges,
-    corners: tuple[bytes, bytes] | None = None,
-    spans: Iterable[tuple[str, Range]] | None = None,
-) -> bool:
-    """Returns whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges.
-
-    `corners` is the result of `corners_of` for the ranges, and `spans` that of `_spans` for the file, if the
-    caller has them.
-    """
-    if ranges.is_empty:
-        return False
-    if min_key is None or max_key is None:
-        return True
-    lowest, highest = corners or corners_of(schema, ranges)
-    if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
-        return False
-    is_one_range = len(ranges) == 1 and len(ranges.get(schema.row_keys[0].name, ())) == 1
-    if is_one_range and not (max_key.startswith(lowest) or min_key.startswith(highest)):
-        return True  # the bounds decide, unless the keys touch a corner, which may itself not be wanted
-    for name, held in _spans(schema, min_key, max_key) if spans is None else spans:
-        if name in ranges and not ranges.overlaps(name, held):
-            return False
-    return True
-
-
-def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, Range]]:
-    """Yields names of leading row keys, with the range of the values that the rows can have.
-
-    It ends after the first row key whose two values differ, because later ones can have any value.
-    """
-    lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
-    for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
-        yield key.name, Range(low, high, max_inclusive=True)
-        if low != high:
-            return
 
 
 class PlannedReference(NamedTuple):

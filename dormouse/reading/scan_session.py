@@ -63,7 +63,7 @@ from dormouse.reading.checked_files import (
     on_current,
 )
 from dormouse.reading.page_index import read_varint, text
-from dormouse.reading.planner import Reach, Scan, keys_near, ways_of
+from dormouse.reading.planner import Scan, keys_near, ways_of
 from dormouse.reading.row_filter import (
     SIGNS,
     Engine,
@@ -76,7 +76,7 @@ from dormouse.reading.row_filter import (
 )
 from dormouse.reading.row_sets import RowSet
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import Deletion, deletions_of, is_nan
+from dormouse.reading.where import Deletion, Reach, deletions_of, is_nan
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import Noted
 from dormouse.state.files.facts import DeletionRows

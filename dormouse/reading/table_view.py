@@ -139,6 +139,7 @@ def plan_query(
     descending: bool = False,
     leaves_max: int | None = None,
     bundles: bool = False,
+    deletions_before: int | None = None,
     ahead: Foreseen | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
     """Yields the groups of a query's plan. The first page is planned at once, the others when reached.
@@ -151,8 +152,9 @@ def plan_query(
     planned as of a later moment, if that moment has the same rows.
 
     A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
-    With `bundles`, scans may be of bundles of inlined files, which only this process can read. `ahead` has
-    the answer for these ranges; it is used if its tree is still the newest.
+    With `bundles`, scans may be of bundles of inlined files, which only this process can read. Only deletions
+    with numbers below `deletions_before` apply. `ahead` has the answer for these ranges; it is used if its
+    tree is still the newest.
 
     Raises:
 
@@ -180,7 +182,7 @@ def plan_query(
     return (
         group
         for planned in view.pages(first, leaves_max)
-        for group in _readable(context, planned.plan, bundles).groups[::step]
+        for group in _readable(context, planned.plan, bundles, deletions_before).groups[::step]
     )
 
 
@@ -236,8 +238,13 @@ def plan_tables(
     return [_readable(context, made, bundles) for (context, _), made in zip(wanted, plans, strict=True)]
 
 
-def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> QueryPlan:
+def _readable(
+    context: TableContext, made: QueryPlan, bundles: bool = False, deletions_before: int | None = None
+) -> QueryPlan:
     """Returns the plan, after the content of its inlined files was read, with bundles of them if wanted."""
+    if deletions_before is not None:
+        groups = tuple(tuple(_earlier(scan, deletions_before) for scan in group) for group in made.groups)
+        made = replace(made, groups=groups)
     if not made.inlined:
         return made
     if bundles:
@@ -247,6 +254,10 @@ def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> 
         made = replace(made, groups=groups)
     context.inlined.fetch(scan.filename for group in made.groups for scan in group)
     return made
+
+
+def _earlier(scan: Scan, number: int) -> Scan:
+    return replace(scan, deletions=tuple(one for one in scan.deletions if one.deletion_id < number))
 
 
 def _planned_together(

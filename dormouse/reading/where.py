@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Literal, cast
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -20,7 +22,7 @@ from dormouse.errors import (
     InvalidRange,
 )
 from dormouse.model.json_values import json_value, value_of_json
-from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, encode_key
+from dormouse.model.region import KeyRanges, KeyValue, Range, Region, check_key, decode_key, encode_key
 from dormouse.model.schema import Field, Schema, Shape
 from dormouse.model.stored_conditions import (
     CONDITION_BYTES_MAX,
@@ -324,6 +326,115 @@ class Deletion:
     def bound(self, objects: ObjectStore) -> Deletion:
         """Returns the deletion with the store that reads the rows that it lists."""
         return replace(self, rows=self.rows.bound(objects)) if isinstance(self.rows, RowSet) else self
+
+
+class Reach:
+    """A set of deletions, and a search for those that apply to a file."""
+
+    def __init__(self, schema: Schema, deletions: Sequence[Deletion]) -> None:
+        self._schema = schema
+        ordered = sorted(deletions, key=attrgetter("deletion_id"))
+        self._known = [_Reaching.of(schema, one) for one in ordered]
+        self._numbers = [one.deletion_id for one in ordered]
+
+    def of(
+        self,
+        till: int,
+        min_key: bytes | None,
+        max_key: bytes | None,
+        left: Sequence[int] | None = None,
+    ) -> tuple[Deletion, ...]:
+        """Returns the deletions that apply to a file whose keys lie from `min_key` to `max_key`.
+
+        Deletions with numbers up to `till` were checked before. They apply only if they are in `left`, which
+        lists those that still match rows of the file.
+        """
+        at = bisect_right(self._numbers, till)
+        known = self._known[at:]
+        if left:
+            known = [*(item for item in self._known[:at] if item.deletion.deletion_id in left), *known]
+        if not known or min_key is None or max_key is None:
+            return tuple(one.deletion for one in known if not one.deletion.ranges.is_empty)
+        spans = list(_spans(self._schema, min_key, max_key))
+        return tuple(one.deletion for one in known if one.may_match(self._schema, min_key, max_key, spans))
+
+
+class _Reaching(NamedTuple):
+    """A deletion, with what tells fast that it applies to a file, or that it does not.
+
+    `lows` and `highs` have the ends of its ranges of the first row key, if none is open. `alone` is true if
+    it bounds no other row key.
+    """
+
+    deletion: Deletion
+    corners: tuple[bytes, bytes]
+    lows: list[Any]
+    highs: list[Any]
+    alone: bool
+
+    @staticmethod
+    def of(schema: Schema, deletion: Deletion) -> _Reaching:
+        ranges, first = deletion.ranges, schema.row_keys[0].name
+        items = [(one.min, one.max) for one in ranges.get(first, ())]
+        if any(None in pair for pair in items):
+            items = []
+        lows, highs = [low for low, _ in items], [high for _, high in items]
+        corners = deletion.corners or corners_of(schema, ranges)
+        return _Reaching(deletion, corners, lows, highs, len(ranges) == 1)
+
+    def may_match(
+        self, schema: Schema, min_key: bytes, max_key: bytes, spans: Sequence[tuple[str, Range]]
+    ) -> bool:
+        ranges = self.deletion.ranges
+        if self.lows:
+            held: Any = spans[0][1]
+            near = bisect_left(self.highs, held.min)
+            if near == len(self.highs) or self.lows[near] > held.max:
+                return False
+            if self.alone and self.lows[near] < held.max and held.min < self.highs[near]:
+                return True
+        return not ranges or may_hold(schema, min_key, max_key, ranges, self.corners, spans)
+
+
+def may_hold(
+    schema: Schema,
+    min_key: bytes | None,
+    max_key: bytes | None,
+    ranges: KeyRanges,
+    corners: tuple[bytes, bytes] | None = None,
+    spans: Iterable[tuple[str, Range]] | None = None,
+) -> bool:
+    """Returns whether a file whose keys lie from `min_key` to `max_key` can have rows in the ranges.
+
+    `corners` is the result of `corners_of` for the ranges, and `spans` that of `_spans` for the file, if the
+    caller has them.
+    """
+    if ranges.is_empty:
+        return False
+    if min_key is None or max_key is None:
+        return True
+    lowest, highest = corners or corners_of(schema, ranges)
+    if max_key < lowest or (min_key > highest and not min_key.startswith(highest)):
+        return False
+    is_one_range = len(ranges) == 1 and len(ranges.get(schema.row_keys[0].name, ())) == 1
+    if is_one_range and not (max_key.startswith(lowest) or min_key.startswith(highest)):
+        return True  # the bounds decide, unless the keys touch a corner, which may itself not be wanted
+    for name, held in _spans(schema, min_key, max_key) if spans is None else spans:
+        if name in ranges and not ranges.overlaps(name, held):
+            return False
+    return True
+
+
+def _spans(schema: Schema, min_key: bytes, max_key: bytes) -> Iterator[tuple[str, Range]]:
+    """Yields names of leading row keys, with the range of the values that the rows can have.
+
+    It ends after the first row key whose two values differ, because later ones can have any value.
+    """
+    lows, highs = decode_key(schema.row_keys, min_key), decode_key(schema.row_keys, max_key)
+    for key, low, high in zip(schema.row_keys, lows, highs, strict=False):
+        yield key.name, Range(low, high, max_inclusive=True)
+        if low != high:
+            return
 
 
 def corners_of(schema: Schema, ranges: KeyRanges) -> tuple[bytes, bytes]:

@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from dormouse.errors import InvalidData, InvalidName, ObjectStoreError, one_line
 from dormouse.model.types import DataType
+from dormouse.objects.staging import temporary_folder
 from dormouse.objects.store import open_store
 from dormouse.sources.text_format import FileFormat, TextOptions, text_format
 
@@ -215,7 +216,7 @@ class Staged:
     """A temporary folder that is deleted with the last reference to this object."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="dormouse-"))
+        self.folder = Path(tempfile.mkdtemp("-copy", dir=temporary_folder()))
         weakref.finalize(self, shutil.rmtree, str(self.folder), ignore_errors=True)
 
     def __reduce__(self) -> Any:

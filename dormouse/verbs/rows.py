@@ -277,12 +277,13 @@ def _made(
 
 def _upload(instance: Instance, request: RowUploadRequest, call: Call) -> Any:
     from dormouse.jobs.job import upload_name
+    from dormouse.objects.staging import temporary_folder
 
     job = call.its_job
     table, objects = instance.row_table(request.table), instance.objects
     name = upload_name(job.job_id, request.upload)
     given = options(request, *_OF_CHANGE)
-    with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
+    with tempfile.TemporaryDirectory("-upload", dir=temporary_folder()) as folder:
         path = objects.local_path(name)
         if path is None:
             path = Path(folder) / "upload.csv"

@@ -179,8 +179,8 @@ def compact(
     - `engine`: `auto` chooses Spark (`on_spark`) by the bytes of the jobs' files; see `choose_engine`.
     - `create`: create jobs by the table's strategy, and do not only run existing jobs.
     - `full`: merge all files of each leaf, whatever the strategy, and rewrite files that have deleted rows or
-      rows of other leaves. Moves references of divided partitions to leaves first. Repeats this until each
-      leaf has one plain file of its own, or no more jobs can be finished.
+      rows of other leaves. Repeats this until each leaf has one plain file of its own, or no more jobs can be
+      finished.
     - `progress`: called with the number of finished jobs and of all jobs.
 
     Ctrl-C puts unfinished jobs back at once.
@@ -190,11 +190,6 @@ def compact(
     with context.last_rounds.round("compaction") as current:
         created, tally = 0, _Tally(progress or no_progress, current.errors)
         while True:
-            if full:
-                from dormouse.writing.splitting import push_down  # that module imports this one
-
-                while push_down(context):
-                    current.worked = True
             if create:
                 created += context.jobs.create(full=full) + context.jobs.create_of_deleted(full=full)
                 if full:

@@ -36,10 +36,9 @@ from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.checked_files import on_current
-from dormouse.reading.planner import Reach
 from dormouse.reading.row_filter import parted, remains, rendered_unless_all
 from dormouse.reading.scan_session import DATAFUSION, look_at
-from dormouse.reading.where import Deletion, deletions_of
+from dormouse.reading.where import Deletion, Reach, deletions_of
 from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ from embedded import NOBODY, as_ordinary_user
 from dormouse.durability.backups import BackupWriter
 from dormouse.objects import staging as private_folders_module
 from dormouse.objects.s3 import S3Store
-from dormouse.objects.staging import StagingArea, private_folder, private_folders
+from dormouse.objects.staging import StagingArea, private_folder, private_folders, temporary_folder
 from tests.support.objects import open_store
 
 NAME = "dormouse-test"
@@ -155,6 +158,61 @@ def test_a_staged_file_of_a_replaced_folder_is_not_published(tmp_path: Path) -> 
     slot.path("0.parquet").write_bytes(b"forged")
     with pytest.raises(FileNotFoundError, match="was replaced by another folder"):
         slot.written("0.parquet")
+
+
+SPILLING = """
+import os, signal, sys
+import pyarrow as pa
+from dormouse.data.leaf_sorter import LeafSorter
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import LONG
+from dormouse.objects.staging import temporary_folder
+
+with LeafSorter(Schema([Field("k", LONG)]), 1, memory_bytes=1) as sorter:
+    for number in range(3):
+        sorter.add(pa.record_batch({"k": [number]}), pa.array([0], pa.int32()))
+    sorter._spilling.result()
+    print(*sorted(str(path) for path in temporary_folder().rglob("*.parquet")), flush=True)
+    if sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_process_deletes_the_temporary_files_of_a_killed_one(shared: Path) -> None:
+    def run(how: str) -> tuple[int, list[Path]]:
+        command = [sys.executable, "-c", SPILLING, how]
+        done = subprocess.run(
+            command, check=False, env={**os.environ, "TMPDIR": str(shared)}, capture_output=True, text=True
+        )
+        return done.returncode, [Path(line) for line in done.stdout.split()]
+
+    code, runs = run("dies")
+    assert (code, len(runs), all(path.exists() for path in runs)) == (-signal.SIGKILL, 2, True)
+    code, others = run("ends")
+    assert (code, len(others)) == (0, 2)
+    assert list((shared / f"dormouse-temporary-{os.geteuid()}").iterdir()) == []
+
+
+def test_a_folder_for_temporary_files_that_was_deleted_is_made_again(shared: Path) -> None:
+    first = temporary_folder()
+    assert temporary_folder() == first
+    shutil.rmtree(first)
+    again = temporary_folder()
+    assert again.is_dir()
+    assert again.parent == first.parent
+
+
+def test_a_forked_process_has_temporary_files_of_its_own(shared: Path) -> None:
+    own = temporary_folder()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, str(temporary_folder()).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert Path(os.read(read, 4_096).decode()).parent == own.parent
+    assert own.is_dir()
+    os.close(read)
+    os.close(write)
 
 
 def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from dormouse.reading.planner import (
     QueryPlan,
     added_up,
     first_page,
-    may_hold,
     plan,
     whole_page,
 )
@@ -39,7 +38,7 @@ from tests.support.model import (
     encode_key,
     split_partition,
 )
-from tests.support.reading import KeyRanges
+from tests.support.reading import KeyRanges, may_hold
 
 SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
 VALUES: dict[str, list[Any]] = {

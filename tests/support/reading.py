@@ -13,7 +13,7 @@ from dormouse.reading.sql.scalars import RANDOM, constant_text, scalar
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
-from dormouse.reading.where import question
+from dormouse.reading.where import may_hold, question
 
 __all__ = [
     "RANDOM",
@@ -23,6 +23,7 @@ __all__ = [
     "arrow_schema",
     "constant_text",
     "gone_rows",
+    "may_hold",
     "plan_query",
     "query",
     "question",

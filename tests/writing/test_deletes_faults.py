@@ -11,8 +11,8 @@ import pytest
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
 from dormouse.reading import changes, scan_session, table_view
-from dormouse.reading.planner import PlannedReference, QueryPlan, Reach
-from dormouse.reading.where import deletions_of
+from dormouse.reading.planner import PlannedReference, QueryPlan
+from dormouse.reading.where import Reach, deletions_of
 from dormouse.state.files import garbage
 from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.facts import PlannedRows

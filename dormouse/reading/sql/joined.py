@@ -9,7 +9,8 @@ from functools import cache
 from dormouse.model.region import KeyRanges, Range, united
 from dormouse.model.schema import Schema
 from dormouse.model.types import INT
-from dormouse.reading.planner import Scan, bytes_of, may_hold
+from dormouse.reading.planner import Scan, bytes_of
+from dormouse.reading.where import may_hold
 
 ROUNDS_MAX = 10
 """The most rounds in which ranges pass from column to column. After each round all ranges are valid."""

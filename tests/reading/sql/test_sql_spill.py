@@ -29,7 +29,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
-    for name in ("dormouse-sql", "dormouse-spill"):
+    for name in ("dormouse-sql", "dormouse-temporary"):
         squatted = folder / f"{name}-{os.geteuid()}"
         squatted.mkdir()
         squatted.chmod(0o777)
@@ -74,6 +74,7 @@ def test_an_engine_in_this_process_spills_into_a_private_folder(shared: Path, tm
         [value] = next(
             session.rows({}, "SELECT current_setting('temp_directory') AS folder", ()).batches
         ).to_pydict()["folder"]
-    parent = Path(value).parent
-    assert (parent.parent, parent.stat().st_mode & 0o7777) == (shared, 0o700)
-    assert parent.name.startswith(f"dormouse-spill-{os.geteuid()}-")
+    own = Path(value).parent
+    assert [one.stat().st_mode & 0o7777 for one in (own, own.parent)] == [0o700, 0o700]
+    assert own.parent.parent == shared
+    assert own.parent.name.startswith(f"dormouse-temporary-{os.geteuid()}-")
