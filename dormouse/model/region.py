@@ -458,13 +458,13 @@ def _meet(earlier: Range, later: Range) -> bool:
     return bool(start < end or (start == end and (earlier.max_inclusive or later.min_inclusive)))
 
 
-def _is_before(one: Range, other: Range) -> bool:
+def _is_before(lower: Range, higher: Range) -> bool:
     """Returns whether all values of a range lie below those of another."""
-    end: Any = one.max
-    start: Any = other.min
+    end: Any = lower.max
+    start: Any = higher.min
     if end is None or start is None:
         return False
-    return bool(end < start or (end == start and not (one.max_inclusive and other.min_inclusive)))
+    return bool(end < start or (end == start and not (lower.max_inclusive and higher.min_inclusive)))
 
 
 def _within(items: Ranges, limits: Range) -> Ranges:

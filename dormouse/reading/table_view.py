@@ -257,7 +257,8 @@ def _readable(
 
 
 def _earlier(scan: Scan, number: int) -> Scan:
-    return replace(scan, deletions=tuple(one for one in scan.deletions if one.deletion_id < number))
+    kept = tuple(one for one in scan.deletions if one.deletion_id < number)
+    return scan if len(kept) == len(scan.deletions) else replace(scan, deletions=kept)
 
 
 def _planned_together(
