@@ -38,7 +38,7 @@ from tests.support.model import (
     encode_key,
     split_partition,
 )
-from tests.support.reading import KeyRanges, may_hold
+from tests.support.reading import Deletion, KeyRanges, Reach, may_hold
 
 SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
 VALUES: dict[str, list[Any]] = {
@@ -268,6 +268,22 @@ def test_a_later_key_prunes_if_the_earlier_keys_are_constant_in_a_file() -> None
     assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range("o", None)]}))
     assert not may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("z")]}))
     assert may_hold(SCHEMA, smallest, largest, KeyRanges({"b": [Range.exactly("a"), Range.exactly("mm")]}))
+
+
+@pytest.mark.parametrize(
+    "schema", [SCHEMA, Schema([Field("b", STRING), Field("a", LONG), Field("c", BYTES)])]
+)
+def test_the_deletions_that_reach_a_file_are_those_whose_ranges_it_may_hold(schema: Schema) -> None:
+    rng = random.Random(58)
+    deletions = [Deletion(number, "", ranges_of(rng), ()) for number in range(200)]
+    reach, outcomes = Reach(schema, deletions), set[bool]()
+    for _ in range(300):
+        keys = [tuple(row[name] for name in schema.row_key_names) for row in rows_of(rng, 2)]
+        low, high = sorted(encode_key(schema.row_keys, key) for key in keys)
+        held = [one for one in deletions if may_hold(schema, low, high, one.ranges)]
+        assert list(reach.of(-1, low, high)) == held
+        outcomes |= {one in held for one in deletions}
+    assert outcomes == {True, False}
 
 
 def test_a_plan_has_a_summary_of_what_it_reads() -> None:

@@ -46,7 +46,7 @@ from dormouse.reading.row_filter import (
 )
 from dormouse.reading.scan_session import DATAFUSION
 from dormouse.reading.sql.conditions import DUCKDB
-from dormouse.reading.where import Condition, Deletion
+from dormouse.reading.where import Condition
 from dormouse.spark import frames
 from dormouse.spark.frames import SPARK
 from tests.support.model import (
@@ -63,7 +63,7 @@ from tests.support.model import (
     Range,
     Schema,
 )
-from tests.support.reading import KeyRanges, row_sets
+from tests.support.reading import Deletion, KeyRanges, row_sets
 
 MOMENTS = [
     datetime(1, 1, 1, tzinfo=UTC),

@@ -13,12 +13,14 @@ from dormouse.reading.sql.scalars import RANDOM, constant_text, scalar
 from dormouse.reading.sql.staged import Staged
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
-from dormouse.reading.where import may_hold, question
+from dormouse.reading.where import Deletion, Reach, may_hold, question
 
 __all__ = [
     "RANDOM",
+    "Deletion",
     "Interruption",
     "KeyRanges",
+    "Reach",
     "Staged",
     "arrow_schema",
     "constant_text",

@@ -12,7 +12,7 @@ from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
 from dormouse.reading import changes, scan_session, table_view
 from dormouse.reading.planner import PlannedReference, QueryPlan
-from dormouse.reading.where import Reach, deletions_of
+from dormouse.reading.where import deletions_of
 from dormouse.state.files import garbage
 from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.facts import PlannedRows
@@ -21,6 +21,7 @@ from dormouse.writing import compaction_job, divided_compaction
 from dormouse.writing.compaction_job import JobDeletions
 from tests.machines import finds_what_is_wrong
 from tests.support.api import Instance
+from tests.support.reading import Reach
 from tests.support.state import Erasure, FileReferenceStore
 from tests.writing.test_deletes_model import STEPS, DeletesMachine
 

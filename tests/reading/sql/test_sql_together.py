@@ -17,9 +17,8 @@ from dormouse.data.transform import quoted
 from dormouse.model.reshaping import with_added_column, without_column
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.conditions import all_of
-from dormouse.reading.where import Deletion
 from tests.support.model import LONG, Field, Range, Schema
-from tests.support.reading import KeyRanges, question
+from tests.support.reading import Deletion, KeyRanges, question
 from tests.support.reading import selects as together
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("v", LONG, nullable=True)])
