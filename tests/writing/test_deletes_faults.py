@@ -116,7 +116,7 @@ def not_restored(patch: pytest.MonkeyPatch) -> None:
 
 def deleted_twice_in_changes(patch: pytest.MonkeyPatch) -> None:
     """Reports rows in the changes as deleted that an earlier deletion had already removed."""
-    patch.setattr(changes, "_earlier", lambda deletions, than: ())
+    patch.setattr(table_view, "_earlier", lambda scan, number: replace(scan, deletions=()))
 
 
 def history_kept(patch: pytest.MonkeyPatch) -> None:
