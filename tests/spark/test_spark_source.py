@@ -260,6 +260,20 @@ def test_changes_are_read_by_several_tasks_in_their_order(table: Table, load: Lo
 
 
 @pytest.mark.slow
+def test_changes_of_many_inlined_files_and_deletions_are_read(table: Table, load: Load) -> None:
+    table.set_properties(inline_bytes_max=INLINED_BYTES)
+    for number in range(30):
+        table.ingest(rows(ROWS + number, 3))
+        if number % 3 == 2:
+            table.delete({"k": (ROWS + number) // 2})
+    found = load(changes_after="before", columns="k,name")
+    expected = ordered(table.changes("before", columns=["k", "name"]).read_all())
+    assert of_spark(found) == expected
+    deleted = [row for row in found.collect() if row["_change"] == "delete"]
+    assert len({row["k"] for row in deleted if row["k"] >= ROWS // 2}) == 10
+
+
+@pytest.mark.slow
 def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None:
     table.consumer("etl", from_="before")
     files = load(metadata="files").collect()
