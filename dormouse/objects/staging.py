@@ -13,7 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
@@ -270,12 +270,19 @@ def temporary_folder() -> Path:
     """
     mine = (os.getpid(), tempfile.gettempdir())
     with _opening:
-        slot = _temporary.get(mine)
-        if slot is None or not slot.folder.is_dir():  # it was deleted, as old files are on some machines
+        known = _temporary.get(mine)
+        if known is not None and known.path(_LOCK).is_file():
+            return known.folder
+        # some machines delete old files, also the lock alone, without which others delete the folder
+        lock = None if known is None else _lock(known.folder)
+        if known is not None and lock is not None:
+            slot = replace(known, lock=lock)
+        else:
             for folder in private_folders(_TEMPORARY):
                 StagingArea(folder).sweep()
-            slot = _temporary[mine] = StagingArea(private_folder(_TEMPORARY)).claim()
-            atexit.register(_close, mine, slot)
+            slot = StagingArea(private_folder(_TEMPORARY)).claim()
+        _temporary[mine] = slot
+        atexit.register(_close, mine, slot)
     return slot.folder
 
 

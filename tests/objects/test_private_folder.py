@@ -196,10 +196,15 @@ def test_the_next_process_deletes_the_temporary_files_of_a_killed_one(shared: Pa
 def test_a_folder_for_temporary_files_that_was_deleted_is_made_again(shared: Path) -> None:
     first = temporary_folder()
     assert temporary_folder() == first
+    (first / "rows").touch()
+    (first / "owner.lock").unlink()
+    assert temporary_folder() == first
+    assert (first / "rows").exists()
+    assert StagingArea(first.parent).sweep() == 0, "it is locked again"
     shutil.rmtree(first)
     again = temporary_folder()
     assert again.is_dir()
-    assert again.parent == first.parent
+    assert (again != first, again.parent) == (True, first.parent)
 
 
 def test_a_forked_process_has_temporary_files_of_its_own(shared: Path) -> None:
