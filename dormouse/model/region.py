@@ -381,10 +381,7 @@ class KeyRanges(_ByKey[Ranges]):
 
     def overlaps(self, name: str, held: Range) -> bool:
         """Returns whether any of the ranges of a named key has a value in common with `held`."""
-        items = self._ranges[name]
-        at = 0 if held.min is None else bisect_left(items, (0, held.min, False), key=end_of)
-        # the first range that does not end before `held` may only touch it
-        return any(not (_is_before(item, held) or _is_before(held, item)) for item in items[at : at + 2])
+        return bool(_within(self._ranges[name], held))
 
     def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges | None, KeyRanges | None]:
         """Returns the part in which one key is below `point`, and the part from `point` on.
@@ -456,15 +453,6 @@ def _meet(earlier: Range, later: Range) -> bool:
     if end is None or start is None:
         return True
     return bool(start < end or (start == end and (earlier.max_inclusive or later.min_inclusive)))
-
-
-def _is_before(lower: Range, higher: Range) -> bool:
-    """Returns whether all values of a range lie below those of another."""
-    end: Any = lower.max
-    start: Any = higher.min
-    if end is None or start is None:
-        return False
-    return bool(end < start or (end == start and not (lower.max_inclusive and higher.min_inclusive)))
 
 
 def _within(items: Ranges, limits: Range) -> Ranges:

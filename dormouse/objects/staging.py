@@ -265,8 +265,8 @@ _temporary: dict[tuple[int, str], Slot] = {}
 def temporary_folder() -> Path:
     """Returns a folder for temporary files of this process. The caller deletes its files.
 
-    It is deleted at the end of the process; if the process is killed, by the next one that calls this. Raises
-    `OSError` and `InstanceError`.
+    It is deleted at the end of the process. If the process is killed, the user's next process that calls this
+    deletes it. Raises `OSError` and `InstanceError`.
     """
     mine = (os.getpid(), tempfile.gettempdir())
     with _opening:

@@ -152,9 +152,9 @@ def plan_query(
     planned as of a later moment, if that moment has the same rows.
 
     A query that plans again passes its `moment`. A query that has `begun` keeps its columns and properties.
-    With `bundles`, scans may be of bundles of inlined files, which only this process can read. Only deletions
-    with numbers below `deletions_before` apply. `ahead` has the answer for these ranges; it is used if its
-    tree is still the newest.
+    With `bundles`, scans may be of bundles of inlined files, which only this process can read. At a
+    position, only deletions with numbers below `deletions_before` apply. `ahead` has the answer for these
+    ranges; it is used if its tree is still the newest.
 
     Raises:
 
@@ -165,7 +165,13 @@ def plan_query(
     - `FileGone` from the iterator.
     """
     view = _View(
-        context, filtered_again=filtered_again, begun=begun, at=at, moment=moment, descending=descending
+        context,
+        filtered_again=filtered_again,
+        begun=begun,
+        at=at,
+        moment=moment,
+        descending=descending,
+        deletions_before=deletions_before,
     )
     leaves_max = leaves_max or PAGE_LEAVES
     answered = None if ahead is None else view.answered(ahead.request, ranges, ahead.rows)
@@ -182,7 +188,7 @@ def plan_query(
     return (
         group
         for planned in view.pages(first, leaves_max)
-        for group in _readable(context, planned.plan, bundles, deletions_before).groups[::step]
+        for group in _readable(context, planned.plan, bundles).groups[::step]
     )
 
 
@@ -238,13 +244,8 @@ def plan_tables(
     return [_readable(context, made, bundles) for (context, _), made in zip(wanted, plans, strict=True)]
 
 
-def _readable(
-    context: TableContext, made: QueryPlan, bundles: bool = False, deletions_before: int | None = None
-) -> QueryPlan:
+def _readable(context: TableContext, made: QueryPlan, bundles: bool = False) -> QueryPlan:
     """Returns the plan, after the content of its inlined files was read, with bundles of them if wanted."""
-    if deletions_before is not None:
-        groups = tuple(tuple(_earlier(scan, deletions_before) for scan in group) for group in made.groups)
-        made = replace(made, groups=groups)
     if not made.inlined:
         return made
     if bundles:
@@ -254,11 +255,6 @@ def _readable(
         made = replace(made, groups=groups)
     context.inlined.fetch(scan.filename for group in made.groups for scan in group)
     return made
-
-
-def _earlier(scan: Scan, number: int) -> Scan:
-    kept = tuple(one for one in scan.deletions if one.deletion_id < number)
-    return scan if len(kept) == len(scan.deletions) else replace(scan, deletions=kept)
 
 
 def _planned_together(
@@ -336,8 +332,10 @@ class _View:
         moment: Moment | None = None,
         descending: bool = False,
         reads: bool = True,
+        deletions_before: int | None = None,
     ) -> None:
         self._context = context
+        self._deletions_before = deletions_before
         self._descending = descending
         self._reads = reads
         self._moment = moment
@@ -476,7 +474,9 @@ class _View:
             if not is_there:
                 gone = FileGone(filename, self._context.table.name)
                 raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
-        known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
+        before = self._deletions_before
+        deletions = [row for row in rows.deletions if before is None or row[0] < before]
+        known = PlannedRows([row[:-1] for row in rows.references], deletions)
         return _PlannedPage.of(self._context, page, ranges, known, snapshot)
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:

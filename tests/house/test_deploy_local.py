@@ -32,14 +32,11 @@ def _of_run(folder: Path) -> list[str]:
 def _left(folder: Path) -> list[Path]:
     """Returns what is left in the folder for temporary files.
 
-    The private folder of temporary files stays. In it are the folders of killed processes, without files.
+    The private folder of temporary files stays. In it are the folders of killed processes, with their locks.
     """
     private = folder / f"dormouse-temporary-{os.geteuid()}"
-    return [
-        path
-        for path in folder.rglob("*")
-        if path != private and (private not in path.parents or (path.is_file() and path.name != "owner.lock"))
-    ]
+    stay = {private, *private.glob("*"), *private.glob("*/owner.lock")}
+    return [path for path in folder.rglob("*") if path not in stay]
 
 
 def test_a_deploy_works_sleeps_wakes_and_is_destroyed(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def not_restored(patch: pytest.MonkeyPatch) -> None:
 
 def deleted_twice_in_changes(patch: pytest.MonkeyPatch) -> None:
     """Reports rows in the changes as deleted that an earlier deletion had already removed."""
-    patch.setattr(table_view, "_earlier", lambda scan, number: replace(scan, deletions=()))
+    real = changes.plan_query
+    patch.setattr(changes, "plan_query", lambda *given, **how: real(*given, **how | {"deletions_before": 0}))
 
 
 def history_kept(patch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from dormouse.errors import (
     JobFailed,
     ObjectStoreError,
 )
+from dormouse.objects.staging import temporary_folder
 from dormouse.postgres import ConnectionSupplier
 from dormouse.writing import ingest as ingest_module
 from tests.support.state import TableContext
@@ -67,8 +68,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_in(temporary: Path) -> list[Path]:
-    """Returns the files that are left; the folder of this process stays."""
-    return [path for path in temporary.rglob("*") if path.is_file() and path.name != "owner.lock"]
+    """Returns what is left in the folder; that of this process stays, with its lock."""
+    own = temporary_folder()
+    return [path for path in temporary.rglob("*") if path not in {own.parent, own, own / "owner.lock"}]
 
 
 @pytest.mark.objects
